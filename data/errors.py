@@ -1,0 +1,30 @@
+"""Errors of the dataset domain.
+
+    DataError
+    ├── RecordError       a record that cannot be sharded: no jurisdiction, a field Arrow cannot hold
+    ├── ManifestError     a manifest that is missing, malformed or of another dataset
+    ├── ShardBroken       a shard that was changed, cut or swapped
+    └── ResidencyError    something may not be where it was asked to be
+"""
+
+from storage.errors import ConvoyError
+
+
+class DataError(ConvoyError):
+    """The dataset, not the code, is what has to change."""
+
+
+class RecordError(DataError):
+    """A record cannot be sharded."""
+
+
+class ManifestError(DataError):
+    """A manifest is missing, malformed or of another dataset."""
+
+
+class ShardBroken(DataError):  # noqa: N818  a state, as in `SealBroken`
+    """A shard is not what its manifest says."""
+
+
+class ResidencyError(DataError):
+    """The residency policy does not allow it."""

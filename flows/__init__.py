@@ -1,0 +1,1 @@
+"""What runs and when: the Prefect flows, their deployments, the `convoy` command."""

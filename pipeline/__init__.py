@@ -1,0 +1,1 @@
+"""The stages as plain functions `Config -> Result`, their configuration, the workspace, DVC."""

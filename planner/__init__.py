@@ -1,0 +1,1 @@
+"""Should this be distributed, how, on how many nodes, at what cost."""

@@ -1,0 +1,1 @@
+"""Each stage as a Prefect task: retries, timeouts, and artifacts for the UI."""

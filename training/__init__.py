@@ -1,0 +1,1 @@
+"""Everything inside and around `torchrun`: workload, loader, loop, checkpoint, launch, evaluation."""
