@@ -1,0 +1,146 @@
+"""A store in a local directory: each object a file, written whole and synced to disk.
+
+Plain system calls rather than obstore, whose local store does not sync: an object that `put`
+returned from must survive a power cut, for commits are ordered by it.
+"""
+
+import errno
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+from storage.errors import ObjectExists, ObjectMissing, StoreUnavailable
+from storage.region import Region
+from storage.store import (
+    Bytes,
+    ObjectInfo,
+    checked_name,
+    checked_prefix,
+    checked_range,
+    unavailable,
+)
+
+# No object name holds this mark, so a file left by a killed writer is never taken for one.
+_UNFINISHED = "~"
+
+_REMEDIES = {
+    errno.ENOSPC: "free space on that disk, or set another directory",
+    errno.EDQUOT: "raise the disk quota, or set another directory",
+    errno.EFBIG: "raise the limit on file size (ulimit -f)",
+    errno.EROFS: "mount it writable, or set another directory",
+    errno.EACCES: "give this user read and write permission, or set another directory",
+    errno.EPERM: "give this user read and write permission, or set another directory",
+    errno.ENOTDIR: "remove the file that stands where a directory should be",
+    errno.EIO: "check the disk",
+}
+
+
+class Directory:
+    """Objects as files below a directory, made with mode 0700 when the first is put."""
+
+    def __init__(self, region: Region, root: Path) -> None:
+        self._region = region
+        self._root = root
+
+    def put(self, name: str, data: Bytes, *, overwrite: bool = True) -> None:
+        path = self._root / checked_name(name)
+        unfinished = path.with_name(f"{path.name}{_UNFINISHED}{secrets.token_hex(8)}")
+        try:
+            _make_directory(path.parent)
+            try:
+                _write_synced(unfinished, data)
+                if overwrite:
+                    unfinished.replace(path)
+                else:
+                    path.hardlink_to(unfinished)
+            finally:
+                unfinished.unlink(missing_ok=True)
+            _sync_directory(path.parent)
+        except FileExistsError:
+            raise ObjectExists(
+                f"regions.{self._region.name}.store ({self._region.store}) already has {name}"
+            ) from None
+        except OSError as error:
+            raise self._refusal(f"cannot write {name}", error) from error
+
+    def get(self, name: str, start: int = 0, end: int | None = None) -> bytes:
+        checked_range(start, end)
+        path = self._root / checked_name(name)
+        try:
+            with path.open("rb", buffering=0) as file:
+                file.seek(start)
+                size = os.fstat(file.fileno()).st_size
+                stop = size if end is None else min(end, size)
+                return _read_fully(file.fileno(), max(0, stop - start))
+        except (FileNotFoundError, IsADirectoryError):
+            raise ObjectMissing(
+                f"regions.{self._region.name}.store ({self._region.store}) has no {name}"
+            ) from None
+        except OSError as error:
+            raise self._refusal(f"cannot read {name}", error) from error
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        folder = self._root / checked_prefix(prefix)
+        try:
+            found = [
+                ObjectInfo(path.relative_to(self._root).as_posix(), path.stat().st_size)
+                for path in _files_below(folder)
+            ]
+        except OSError as error:
+            raise self._refusal("cannot be listed", error) from error
+        yield from sorted(found)
+
+    def exists(self, name: str) -> bool:
+        try:
+            return (self._root / checked_name(name)).is_file()
+        except OSError as error:
+            raise self._refusal(f"cannot look up {name}", error) from error
+
+    def _refusal(self, what: str, error: OSError) -> StoreUnavailable:
+        remedy = _REMEDIES.get(error.errno or 0, "check the directory")
+        return unavailable(self._region, f"{what} ({error.strerror})", remedy)
+
+
+def _write_synced(path: Path, data: Bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        left = memoryview(data).cast("B")
+        while left:
+            left = left[os.write(descriptor, left) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _make_directory(path: Path) -> None:
+    """Make a directory and its parents, each private and synced into the one above it."""
+    if not path.is_dir():
+        _make_directory(path.parent)
+        path.mkdir(mode=0o700, exist_ok=True)
+        _sync_directory(path.parent)
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _read_fully(descriptor: int, num_bytes: int) -> bytes:
+    data = os.read(descriptor, num_bytes)
+    while len(data) < num_bytes and (more := os.read(descriptor, num_bytes - len(data))):
+        data += more
+    return data
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    for directory, _, names in os.walk(folder, onerror=_raise_unless_absent):
+        yield from (Path(directory, name) for name in names if _UNFINISHED not in name)
+
+
+def _raise_unless_absent(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise error

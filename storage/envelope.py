@@ -1,0 +1,162 @@
+"""Key envelopes: the one data key of a dataset version in a region, wrapped, beside its objects.
+
+The envelope is the object keys/VERSION.json of the region's store. It is canonical JSON, names the
+dataset, version, region and jurisdiction whose key it holds, and carries a MAC under a key derived
+from that very data key: an envelope that was edited, or moved from another region or version, is
+refused. Deleting it makes that dataset version unreadable in that region for good.
+docs/format.md specifies it.
+"""
+
+import base64
+import binascii
+import contextlib
+import hashlib
+import hmac
+import re
+
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from storage.canonical import canonical_json
+from storage.errors import ObjectExists, ObjectMissing, SealBroken
+from storage.keyring import DataKey, EncryptionContext, Keyring
+from storage.region import Region
+from storage.store import ObjectStore
+
+_FORMAT = "convoy-envelope/1"
+_MAC_INFO = b"convoy/envelope-mac/1"
+_ADDRESS_INFO = b"convoy/content-address/1"
+_SHA256_HEX = re.compile(r"[0-9a-f]{64}")
+
+
+class _Envelope(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    format: str
+    dataset: str
+    version: str
+    region: str
+    jurisdiction: str
+    wrapped_key: str
+    mac: str
+
+
+def obtain_data_key(
+    region: Region, store: ObjectStore, keyring: Keyring, dataset: str, version: str
+) -> bytes:
+    """Return the data key of a dataset version in a region, made now if there is none yet.
+
+    Of several that make one at once the first to be stored wins, and all return that one. Raises
+    StoreUnavailable, KeyringError, SealBroken.
+    """
+    if not store.exists(envelope_name(version)):
+        context = _context(region, dataset, version)
+        envelope = _encode(keyring.generate(context), context)
+        with contextlib.suppress(ObjectExists):
+            store.put(envelope_name(version), envelope, overwrite=False)
+    # The stored one counts: another writer may have been first, and it must open again anyway.
+    return unwrap_data_key(region, store, keyring, dataset, version)
+
+
+def unwrap_data_key(
+    region: Region, store: ObjectStore, keyring: Keyring, dataset: str, version: str
+) -> bytes:
+    """Return the data key of a dataset version in a region.
+
+    Raises ObjectMissing if the region's store has no envelope for that version, KeyringError if
+    the wrapping key refuses, SealBroken if the envelope was changed or belongs elsewhere.
+    """
+    name = envelope_name(version)
+    try:
+        stored = store.get(name)
+    except ObjectMissing:
+        raise ObjectMissing(
+            f"regions.{region.name}.store ({region.store}) has no {name}, the wrapped key of "
+            f"version {version} of dataset {dataset!r}: upload that version, or choose another"
+        ) from None
+    where = f"{name} in regions.{region.name}.store ({region.store})"
+    context = _context(region, dataset, version)
+    wrapped = _wrapped_key(stored, context, where)
+    data_key = DataKey(keyring.unwrap(wrapped, context), wrapped)
+    # An envelope has one encoding, so comparing the whole checks the MAC and the canonical form.
+    if not hmac.compare_digest(_encode(data_key, context), stored):
+        raise _broken(where, "does not authenticate")
+    return data_key.plaintext
+
+
+def envelope_name(version: str) -> str:
+    """Return the object name of the envelope of a dataset version."""
+    return f"keys/{version}.json"
+
+
+def content_address(data_key: bytes, digest: str) -> str:
+    """Return the keyed name (64 hex digits) of content with this SHA-256 (64 hex digits).
+
+    HMAC-SHA256 under a key derived from the data key: without the key, a name confirms no guess
+    of the content.
+    """
+    if not _SHA256_HEX.fullmatch(digest):
+        raise ValueError(f"not a SHA-256 in lower-case hex: {digest!r}")
+    return hmac.new(_derive(data_key, _ADDRESS_INFO), digest.encode(), hashlib.sha256).hexdigest()
+
+
+def associated_data(dataset: str, version: str, region: str, jurisdiction: str, name: str) -> bytes:
+    """Return what binds a sealed object to its place: canonical JSON of the five fields."""
+    return canonical_json(
+        {
+            "dataset": dataset,
+            "version": version,
+            "region": region,
+            "jurisdiction": jurisdiction,
+            "name": name,
+        }
+    )
+
+
+def _context(region: Region, dataset: str, version: str) -> EncryptionContext:
+    return {
+        "dataset": dataset,
+        "version": version,
+        "region": region.name,
+        "jurisdiction": region.jurisdiction,
+    }
+
+
+def _encode(data_key: DataKey, context: EncryptionContext) -> bytes:
+    fields = dict(context) | {
+        "format": _FORMAT,
+        "wrapped_key": base64.b64encode(data_key.wrapped).decode(),
+    }
+    mac_key = _derive(data_key.plaintext, _MAC_INFO)
+    mac = hmac.new(mac_key, canonical_json(fields), hashlib.sha256).hexdigest()
+    return canonical_json(fields | {"mac": mac})
+
+
+def _wrapped_key(stored: bytes, context: EncryptionContext, where: str) -> bytes:
+    """Take the wrapped key out of an envelope whose MAC cannot be checked before it is unwrapped.
+
+    What the envelope says of itself is checked first, so that a misplaced one is called that.
+    """
+    try:
+        envelope = _Envelope.model_validate_json(stored)
+        wrapped = base64.b64decode(envelope.wrapped_key, validate=True)
+    except (ValidationError, binascii.Error):
+        raise _broken(where, "is not a key envelope") from None
+    if envelope.format != _FORMAT:
+        raise _broken(where, f"has the format {envelope.format!r} and not {_FORMAT!r}")
+    for key, value in context.items():
+        if getattr(envelope, key) != value:
+            raise _broken(where, f"is for {key} {getattr(envelope, key)!r} and not {value!r}")
+    return wrapped
+
+
+def _derive(data_key: bytes, info: bytes) -> bytes:
+    return HKDF(SHA256(), 32, None, info).derive(data_key)
+
+
+def _broken(where: str, what: str) -> SealBroken:
+    return SealBroken(
+        f"the key envelope {where} {what}: it was changed or belongs elsewhere; restore it, or "
+        "remove it and upload the dataset version again"
+    )

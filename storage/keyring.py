@@ -1,0 +1,182 @@
+"""Keyrings: two verbs on data keys, generate and unwrap, both under an encryption context.
+
+A data key seals objects. It exists in the clear only in memory; what is stored is the key wrapped
+by the wrapping key of a region. The encryption context is readable, goes with each request, and
+a key unwraps under the context it was generated with and under no other.
+"""
+
+import os
+import secrets
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from storage.canonical import canonical_json
+from storage.errors import KeyringError
+from storage.locations import FileLocation, KmsLocation, parse_wrapping_key
+from storage.region import Region
+
+EncryptionContext = Mapping[str, str]
+
+DATA_KEY_BYTES = 32
+_NONCE_BYTES = 12
+_WRAPPED_BYTES = _NONCE_BYTES + DATA_KEY_BYTES + 16
+
+
+@dataclass(frozen=True, slots=True)
+class DataKey:
+    """A fresh data key: 32 bytes in the clear, and the same key wrapped."""
+
+    plaintext: bytes = field(repr=False)
+    wrapped: bytes
+
+
+class Keyring(Protocol):
+    """Makes data keys and unwraps them. Both verbs raise KeyringError."""
+
+    def generate(self, context: EncryptionContext) -> DataKey:
+        """Make a fresh data key, wrapped under this context."""
+
+    def unwrap(self, wrapped: bytes, context: EncryptionContext) -> bytes:
+        """Return the 32 bytes of a data key that was generated under this context."""
+
+
+def open_keyring(region: Region) -> Keyring:
+    """Open the wrapping key of a region. Nothing is created or reached yet.
+
+    Raises KeyringError if the environment lacks what a key service needs.
+    """
+    location = parse_wrapping_key(region.wrapping_key)
+    if isinstance(location, FileLocation):
+        return FileKeyring(region, location.path)
+    if isinstance(location, KmsLocation):
+        from storage.kms import KmsKeyring
+
+        return KmsKeyring(region, location)
+    from storage.vault import VaultKeyring
+
+    return VaultKeyring(region, location)
+
+
+def check_keyring(region: Region) -> None:
+    """Wrap and unwrap a key that is thrown away, so that a broken keyring is found in time.
+
+    It must also refuse another context: a Vault key without derivation, for one, ignores it.
+    Raises KeyringError.
+    """
+    keyring = open_keyring(region)
+    context = {"region": region.name, "jurisdiction": region.jurisdiction, "purpose": "check"}
+    data_key = keyring.generate(context)
+    if keyring.unwrap(data_key.wrapped, context) != data_key.plaintext:
+        raise keyring_error(region, "returns another key than it wrapped", "use another key")
+    try:
+        keyring.unwrap(data_key.wrapped, context | {"purpose": "other"})
+    except KeyringError:
+        return
+    raise keyring_error(
+        region,
+        "ignores the encryption context",
+        "use a key that is bound to it (for a Vault transit key: derived=true)",
+    )
+
+
+class FileKeyring:
+    """A wrapping key in a local file of mode 0600; the embedded default.
+
+    The file holds 32 random bytes and is made by the first `generate`. A data key is wrapped by
+    AES-256-GCM with a random nonce, the canonical JSON of the context as associated data:
+    nonce (12 bytes), ciphertext (32), tag (16).
+    """
+
+    def __init__(self, region: Region, path: Path) -> None:
+        self._region = region
+        self._path = path
+
+    def generate(self, context: EncryptionContext) -> DataKey:
+        try:
+            _create_key_file(self._path)
+        except FileExistsError:
+            pass
+        except OSError as error:
+            raise self._error(
+                f"cannot be created ({error.strerror})",
+                f"make {self._path.parent} a directory that this user can write",
+            ) from error
+        plaintext, nonce = secrets.token_bytes(DATA_KEY_BYTES), secrets.token_bytes(_NONCE_BYTES)
+        sealed = AESGCM(self._wrapping_key()).encrypt(nonce, plaintext, canonical_json(context))
+        return DataKey(plaintext, nonce + sealed)
+
+    def unwrap(self, wrapped: bytes, context: EncryptionContext) -> bytes:
+        wrapping_key = AESGCM(self._wrapping_key())
+        nonce, sealed = wrapped[:_NONCE_BYTES], wrapped[_NONCE_BYTES:]
+        try:
+            if len(wrapped) != _WRAPPED_BYTES:
+                raise InvalidTag
+            return wrapping_key.decrypt(nonce, sealed, canonical_json(context))
+        except InvalidTag:
+            raise self._error(
+                f"does not unwrap this data key under the context {dict(context)}",
+                f"restore the {self._path} that wrapped it; a data key opens only for the dataset, "
+                "version, region and jurisdiction it was made for",
+            ) from None
+
+    def _wrapping_key(self) -> bytes:
+        try:
+            with self._path.open("rb") as file:
+                mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+                key = file.read(DATA_KEY_BYTES + 1)
+        except FileNotFoundError:
+            raise self._error(
+                "is missing",
+                f"restore {self._path} from your backup; without it what it wrapped stays sealed",
+            ) from None
+        except OSError as error:
+            raise self._error(
+                f"cannot be read ({error.strerror})", f"give this user {self._path}"
+            ) from error
+        if mode & 0o077:
+            raise self._error(
+                f"has mode {mode:04o}, open to other users", f"run chmod 600 {self._path}"
+            )
+        if len(key) != DATA_KEY_BYTES:
+            raise self._error("does not hold 32 bytes", f"restore {self._path} from your backup")
+        return key
+
+    def _error(self, what: str, remedy: str) -> KeyringError:
+        return keyring_error(self._region, what, remedy)
+
+
+def keyring_error(region: Region, what: str, remedy: str) -> KeyringError:
+    """Build the error that names the field, the URL and the remedy."""
+    return KeyringError(
+        f"regions.{region.name}.wrapping_key ({region.wrapping_key}) {what}: {remedy}"
+    )
+
+
+def _create_key_file(path: Path) -> None:
+    """Create the key file whole: two that try at once leave one key, and none half written.
+
+    Raises FileExistsError if there is one.
+    """
+    if path.exists():
+        raise FileExistsError
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    unfinished = path.with_name(f"{path.name}~{secrets.token_hex(8)}")
+    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        os.write(descriptor, secrets.token_bytes(DATA_KEY_BYTES))
+        os.fsync(descriptor)
+        path.hardlink_to(unfinished)
+    finally:
+        os.close(descriptor)
+        unfinished.unlink()
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
