@@ -116,13 +116,16 @@ class SealedReader:
         buffer = io.BytesIO(bytes(segments[-1].plain_end - first))
         with buffer.getbuffer() as plain:
             for segment in segments:
-                into = plain[segment.plain_start - first : segment.plain_end - first]
-                if segment.plain_end == self.num_bytes:
-                    into[:] = self._tail
-                else:
-                    self._open_segment(segment, into)
-        whole = buffer.getvalue()
-        return whole[start - first : end - first]
+                self._copy_segment(
+                    segment, plain[segment.plain_start - first : segment.plain_end - first]
+                )
+        return buffer.getvalue()[start - first : end - first]
+
+    def _copy_segment(self, segment: _Segment, into: memoryview) -> None:
+        if segment.plain_end == self.num_bytes:
+            into[:] = self._tail
+        else:
+            self._open_segment(segment, into)
 
     def _open_segment(self, segment: _Segment, into: memoryview) -> None:
         sealed = self._read(segment.sealed_start, segment.sealed_end)
