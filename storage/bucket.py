@@ -1,0 +1,229 @@
+"""A store behind obstore: an S3 bucket, or memory.
+
+S3 is spoken in path style to the endpoint of the URL and to no other. Credentials come from where
+AWS tools look for them (environment, profile, role). A private certificate authority is named
+by AWS_CA_BUNDLE or SSL_CERT_FILE and trusted beside the public ones.
+"""
+
+import functools
+import os
+import re
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import obstore
+from botocore.exceptions import BotoCoreError
+from obstore import OffsetRange
+from obstore.auth.boto3 import Boto3CredentialProvider
+from obstore.exceptions import (
+    AlreadyExistsError,
+    BaseError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+)
+from obstore.store import ClientConfig, MemoryStore, RetryConfig, S3Store
+
+from storage.errors import ObjectExists, ObjectMissing, StoreUnavailable
+from storage.locations import MemoryLocation, S3Location
+from storage.region import Region
+from storage.store import (
+    Bytes,
+    ObjectInfo,
+    checked_name,
+    checked_prefix,
+    checked_range,
+    unavailable,
+)
+
+_PART_BYTES = 8 << 20
+_PARTS_AT_ONCE = 4
+_RETRIES = RetryConfig(
+    max_retries=4,
+    retry_timeout=timedelta(seconds=60),
+    backoff={
+        "init_backoff": timedelta(milliseconds=200),
+        "max_backoff": timedelta(seconds=5),
+        "base": 2,
+    },
+)
+_CREDENTIALS_REMEDY = (
+    "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN (or AWS_PROFILE), and "
+    "that they may read, write and list this bucket"
+)
+# obstore hands on botocore's credentials for as long as it is told. Those of a role are renewed
+# ten minutes before their end, so asking again after five never signs with expired ones.
+_CREDENTIALS_SECONDS = 300
+
+_PAST_THE_END = ("InvalidRange", "StartTooLarge")
+
+# What obstore's text says, what that means, and what to do.
+_CAUSES = (
+    ("NoSuchBucket", "the bucket does not exist", "create it, or correct the URL"),
+    (
+        "invalid peer certificate",
+        "its certificate is not trusted",
+        "name its certificate authority in AWS_CA_BUNDLE or SSL_CERT_FILE",
+    ),
+    ("dns error", "its host name is not known", "correct the endpoint"),
+    ("tcp connect error", "nothing answers", "start the service, or correct the endpoint"),
+    ("TimedOut", "it does not answer in time", "check the network and the service"),
+)
+
+
+class Bucket:
+    """Objects through obstore. Requests are retried a few times, for a minute at most."""
+
+    def __init__(self, region: Region, backend: S3Store | MemoryStore) -> None:
+        self._region = region
+        self._backend = backend
+
+    def put(self, name: str, data: Bytes, *, overwrite: bool = True) -> None:
+        checked_name(name)
+        try:
+            obstore.put(
+                self._backend,
+                name,
+                memoryview(data).cast("B"),
+                mode="overwrite" if overwrite else "create",
+                chunk_size=_PART_BYTES,
+                max_concurrency=_PARTS_AT_ONCE,
+            )
+        except AlreadyExistsError:
+            raise ObjectExists(
+                f"regions.{self._region.name}.store ({self._region.store}) already has {name}"
+            ) from None
+        except (BaseError, OSError) as error:
+            raise self._refusal(f"cannot write {name}", error) from None
+
+    def get(self, name: str, start: int = 0, end: int | None = None) -> bytes:
+        checked_name(name)
+        checked_range(start, end)
+        try:
+            if start == 0 and end is None:
+                return bytes(obstore.get(self._backend, name).bytes())
+            return self._get_range(name, start, end)
+        except FileNotFoundError as error:
+            raise self._missing(name, error) from None
+        except BaseError as error:
+            raise self._refusal(f"cannot read {name}", error) from None
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        folder = checked_prefix(prefix)
+        try:
+            found = [
+                ObjectInfo(item["path"], item["size"])
+                for page in obstore.list(self._backend, folder or None)
+                for item in page
+            ]
+        except (BaseError, FileNotFoundError) as error:
+            raise self._refusal("cannot be listed", error) from None
+        yield from sorted(found)
+
+    def exists(self, name: str) -> bool:
+        checked_name(name)
+        try:
+            obstore.head(self._backend, name)
+        except FileNotFoundError:
+            return False
+        except BaseError as error:
+            raise self._refusal(f"cannot look up {name}", error) from None
+        return True
+
+    def _get_range(self, name: str, start: int, end: int | None) -> bytes:
+        if start == end:
+            obstore.head(self._backend, name)
+            return b""
+        wanted = OffsetRange(offset=start) if end is None else (start, end)
+        try:
+            return bytes(obstore.get(self._backend, name, options={"range": wanted}).bytes())
+        except BaseError as error:
+            # A slice that begins at the end or after it is empty; services refuse such a range.
+            if any(mark in str(error) for mark in _PAST_THE_END):
+                return b""
+            raise
+
+    def _missing(self, name: str, error: Exception) -> ObjectMissing | StoreUnavailable:
+        if "NoSuchBucket" in str(error):
+            return self._refusal(f"cannot read {name}", error)
+        return ObjectMissing(
+            f"regions.{self._region.name}.store ({self._region.store}) has no {name}"
+        )
+
+    def _refusal(self, what: str, error: Exception) -> StoreUnavailable:
+        """Say what went wrong in words of our own.
+
+        obstore's text is not handed on, nor chained: it repeats whole answers of the service,
+        which for a bad signature hold the request that was signed, session token and all.
+        """
+        if isinstance(error, PermissionDeniedError | UnauthenticatedError):
+            return unavailable(self._region, f"{what}: access denied", _CREDENTIALS_REMEDY)
+        text = str(error)
+        for mark, cause, remedy in _CAUSES:
+            if mark in text:
+                return unavailable(self._region, f"{what}: {cause}", remedy)
+        found = re.search(r"<Code>(\w{1,64})</Code>|status code: (\d{3})", text)
+        cause = found[1] or found[2] if found else type(error).__name__
+        return unavailable(self._region, f"{what} ({cause})", "check the service and the URL")
+
+
+def open_bucket(region: Region, location: S3Location | MemoryLocation) -> Bucket:
+    """Open an S3 bucket, or the memory store of that region and name in this process.
+
+    Raises StoreUnavailable if there are no credentials, or no certificates where they should be.
+    """
+    if isinstance(location, MemoryLocation):
+        return Bucket(region, _memory(region.name, location.name))
+    return Bucket(region, _s3(region, location))
+
+
+@functools.cache
+def _memory(region: str, name: str) -> MemoryStore:
+    return MemoryStore()
+
+
+def _s3(region: Region, location: S3Location) -> S3Store:
+    try:
+        credentials = Boto3CredentialProvider(ttl=timedelta(seconds=_CREDENTIALS_SECONDS))
+    except (ValueError, BotoCoreError):
+        raise unavailable(region, "finds no AWS credentials", _CREDENTIALS_REMEDY) from None
+    options = ClientConfig(
+        allow_http=location.endpoint.startswith("http://"),
+        connect_timeout=timedelta(seconds=5),
+        timeout=timedelta(seconds=120),
+    )
+    if certificates := _private_certificates(region):
+        options["root_certificate"] = certificates
+    try:
+        return S3Store(
+            location.bucket,
+            prefix=location.prefix or None,
+            region=location.region,
+            # Of obstore's names for the endpoint this one wins over every variable of a shell.
+            aws_endpoint_url_s3=location.endpoint,
+            virtual_hosted_style_request=False,
+            skip_signature=False,
+            client_options=options,
+            retry_config=_RETRIES,
+            credential_provider=credentials,
+        )
+    except (ValueError, BaseError):
+        raise unavailable(
+            region,
+            "cannot be opened with these certificates",
+            "let AWS_CA_BUNDLE (or SSL_CERT_FILE) name a file of PEM certificates",
+        ) from None
+
+
+def _private_certificates(region: Region) -> bytes | None:
+    for variable in ("AWS_CA_BUNDLE", "SSL_CERT_FILE"):
+        if path := os.environ.get(variable):
+            try:
+                return Path(path).read_bytes()
+            except OSError as error:
+                raise unavailable(
+                    region,
+                    f"needs the certificates in {path} ({error.strerror})",
+                    f"correct {variable}",
+                ) from None
+    return None
