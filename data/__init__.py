@@ -1,1 +1,1 @@
-"""The dataset domain: record, shard, manifest, sample order, residency. Knows no bucket and no torch."""
+"""The dataset domain: record, shard, manifest, sample order, residency."""

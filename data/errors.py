@@ -1,10 +1,10 @@
 """Errors of the dataset domain.
 
-    DataError
-    ├── RecordError       a record that cannot be sharded: no jurisdiction, a field Arrow cannot hold
-    ├── ManifestError     a manifest that is missing, malformed or of another dataset
-    ├── ShardBroken       a shard that was changed, cut or swapped
-    └── ResidencyError    something may not be where it was asked to be
+DataError
+├── RecordError       a record that cannot be sharded: no jurisdiction, a field Arrow cannot hold
+├── ManifestError     a manifest that is missing, malformed or of another dataset
+├── ShardBroken       a shard that was changed, cut or swapped
+└── ResidencyError    something may not be where it was asked to be
 """
 
 from storage.errors import ConvoyError

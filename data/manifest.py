@@ -12,13 +12,11 @@ from pydantic import BaseModel, ValidationError
 from data.errors import ManifestError
 from data.shard import Shard, Split
 
-FORMAT = "convoy-manifest-v1"
-
 
 class Manifest(BaseModel, frozen=True, extra="forbid"):
     """All shards of one dataset version. Its digest is the version."""
 
-    format: Literal["convoy-manifest-v1"] = FORMAT
+    format: Literal["convoy-manifest-v1"] = "convoy-manifest-v1"
     dataset: str
     shards: tuple[Shard, ...]
 
@@ -60,5 +58,7 @@ def read_manifest(path: Path) -> Manifest:
             f"{path}: {place or 'the file'}: {first['msg']}; run `convoy stage shard`"
         ) from None
     if manifest.content != content:
-        raise ManifestError(f"{path} is not canonical JSON: it was edited; run `convoy stage shard`")
+        raise ManifestError(
+            f"{path} is not canonical JSON: it was edited; run `convoy stage shard`"
+        )
     return manifest

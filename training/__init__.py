@@ -1,1 +1,1 @@
-"""Everything inside and around `torchrun`: workload, loader, loop, checkpoint, launch, evaluation."""
+"""Everything inside and around `torchrun`: workload, loader, loop, checkpoint, evaluation."""

@@ -1,0 +1,93 @@
+"""Training runs in the workspace: their directory, their MLflow run, and how they ended."""
+
+import contextlib
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from data.manifest import Manifest
+from data.residency import Exclusion
+from data.shard import Shard
+from pipeline import workspace
+from pipeline.config import Config
+from pipeline.lineage import digest_training, lineage_tags
+from training.tracking import end_run, start_run
+
+_RUN_ID = "mlflow_run_id"
+_ENDED = "ended"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run; a killed one is found again by its fingerprint and goes on."""
+
+    directory: Path
+    fingerprint: str
+    mlflow_run_id: str
+    resumed: bool
+
+
+@contextlib.contextmanager
+def open_run(
+    config: Config,
+    root: Path,
+    manifest: Manifest,
+    readable: Sequence[Shard],
+    excluded: Sequence[Exclusion],
+) -> Iterator[Run]:
+    """The run of this training, new or resumed. Its MLflow run ends as the block ends:
+    FINISHED, FAILED by an exception, KILLED by an interrupt or a signal.
+
+    Runs that were killed before they could say so are marked KILLED first.
+    """
+    fingerprint = digest_training(config, manifest, readable)
+    directory = root / workspace.RUNS / fingerprint[:16]
+    _mark_killed(config, root, but=directory)
+    if (directory / _ENDED).exists():
+        shutil.rmtree(directory)
+    marker = directory / _RUN_ID
+    if marker.exists():
+        run = Run(directory, fingerprint, marker.read_text(), resumed=True)
+        end_run(config.tracking_uri, run.mlflow_run_id, "RUNNING")
+    else:
+        run_id = start_run(
+            config.tracking_uri,
+            config.registration.experiment,
+            (root / workspace.STATE / "mlartifacts").as_uri(),
+            f"{config.dataset}-{fingerprint[:8]}",
+            lineage_tags(config, root, manifest, excluded) | {"convoy.run": fingerprint},
+            _flatten(config.train.model_dump(mode="json"), "train"),
+        )
+        directory.mkdir(parents=True, exist_ok=True)
+        marker.write_text(run_id)
+        run = Run(directory, fingerprint, run_id, resumed=False)
+    try:
+        yield run
+    except Exception:
+        end_run(config.tracking_uri, run.mlflow_run_id, "FAILED")
+        raise
+    except BaseException:
+        end_run(config.tracking_uri, run.mlflow_run_id, "KILLED")
+        raise
+    end_run(config.tracking_uri, run.mlflow_run_id, "FINISHED")
+    (directory / _ENDED).touch()
+    # The result now stands in artifacts/train; checkpoints were for going on.
+    shutil.rmtree(directory / "checkpoints")
+
+
+def _mark_killed(config: Config, root: Path, but: Path) -> None:
+    """Runs of other fingerprints in this workspace, which is locked: nobody goes on with them."""
+    for marker in (root / workspace.RUNS).glob(f"*/{_RUN_ID}"):
+        if marker.parent != but and not (marker.parent / _ENDED).exists():
+            end_run(config.tracking_uri, marker.read_text(), "KILLED")
+            (marker.parent / _ENDED).touch()
+
+
+def _flatten(values: dict[str, Any], prefix: str) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        name = f"{prefix}.{key}"
+        flat |= _flatten(value, name) if isinstance(value, dict) else {name: value}
+    return flat

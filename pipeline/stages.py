@@ -1,0 +1,321 @@
+"""The stages: each one function `Config -> Result`, for plain Python, DVC and Prefect alike.
+
+A stage reads its inputs from the workspace (the current directory), replaces its output directory
+whole, and returns the same small noun that it left there.
+"""
+
+import csv
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from data.manifest import Manifest, read_manifest
+from data.record import Record
+from data.residency import Exclusion
+from data.shard import Shard, write_shards
+from data.transfer import UploadReceipt, open_region, read_receipt, upload_region
+from pipeline import workspace
+from pipeline.checks import (
+    check_code,
+    check_jurisdictions,
+    check_placeable,
+    check_regions,
+    check_site,
+)
+from pipeline.config import Config
+from pipeline.errors import ConfigError, PipelineError, WorkspaceError
+from pipeline.lineage import lineage_tags
+from pipeline.progress import report
+from pipeline.runs import open_run
+from storage.access_log import AccessLog
+from storage.errors import ConvoyError
+from training.errors import WorkloadError
+from training.evaluate import Metrics
+from training.registry import ModelVersion
+from training.spec import STEPS_FILE, WEIGHTS_FILE, TrainSpec
+from training.supervisor import Incident, run_workers
+from training.workload import check_model_params, load_workload
+
+
+class RawInput(BaseModel, frozen=True, extra="forbid"):
+    """What `ingest` brought."""
+
+    path: Path
+    num_files: int
+    num_bytes: int
+
+
+class Placement(BaseModel, frozen=True, extra="forbid"):
+    """What `upload` left: one receipt a region."""
+
+    receipts: tuple[UploadReceipt, ...]
+
+
+class TrainReport(BaseModel, frozen=True, extra="forbid"):
+    """How the training went."""
+
+    fingerprint: str
+    mlflow_run_id: str
+    steps: int
+    world_size: int
+    num_records: dict[str, int]
+    """Training records that the site read, by jurisdiction."""
+    excluded: tuple[Exclusion, ...]
+    """Training records that it may not read."""
+    final_loss: float
+    samples_per_second: float
+    resumed: bool
+    """Whether it went on from a checkpoint of an earlier, killed call."""
+    incidents: tuple[Incident, ...]
+
+
+def ingest(config: Config) -> RawInput:
+    """Bring the raw input into datasets/, by the workload's ingest() or as a copy of a source."""
+    check_code(config)
+    workload = load_workload(config.workload.module, Path.cwd())
+    target = workspace.DATASETS / config.dataset
+    with workspace.replace_directory(target) as fresh:
+        source = config.ingest.source
+        if workload.ingest is not None:
+            try:
+                workload.ingest(fresh, **config.ingest.params)
+            except TypeError as error:
+                raise ConfigError(f"params.yaml: ingest.params: {error}") from error
+        elif source is None:
+            raise ConfigError(
+                f"params.yaml: ingest.source: {config.workload.module} has no ingest(), so name "
+                "the file or folder to take"
+            )
+        elif source.is_dir():
+            shutil.copytree(source, fresh, dirs_exist_ok=True)
+        elif source.is_file():
+            shutil.copy(source, fresh)
+        else:
+            raise ConfigError(f"params.yaml: ingest.source: there is no {source}")
+        sizes = [path.stat().st_size for path in fresh.rglob("*") if path.is_file()]
+        if not sum(sizes):
+            raise PipelineError(f"ingest brought no byte into {target}: the dataset is empty")
+    return RawInput(path=target, num_files=len(sizes), num_bytes=sum(sizes))
+
+
+def shard(config: Config) -> Manifest:
+    """Group the records by jurisdiction into Arrow files, and write the manifest last."""
+    workload = load_workload(config.workload.module, Path.cwd())
+    source = workspace.DATASETS / config.dataset
+    if not source.is_dir():
+        raise WorkspaceError(f"{source} is missing: run `convoy stage ingest`")
+    unknown: Counter[str] = Counter()
+    with workspace.replace_directory(workspace.MANIFEST.parent) as fresh:
+        directory = fresh / workspace.SHARDS.name
+        directory.mkdir()
+        records = _known(workload.records(source), config, unknown)
+        shards = write_shards(records, directory, config.shard)
+        check_jurisdictions(config, unknown)
+        if not shards:
+            raise PipelineError(f"the workload found no record in {source}: the dataset is empty")
+        manifest = Manifest(dataset=config.dataset, shards=shards)
+        (fresh / workspace.MANIFEST.name).write_bytes(manifest.content)
+    return manifest
+
+
+def _known(records: Iterator[Record], config: Config, unknown: Counter[str]) -> Iterator[Record]:
+    """Records of jurisdictions that the policy names; the others are counted, to be refused."""
+    number = 0
+    try:
+        for number, record in enumerate(records, start=1):
+            if number % 10_000 == 0:
+                report("shard", number, None, "records")
+            if not isinstance(record, Record) or not record.jurisdiction:
+                yield record  # refused with its place by write_shards
+            elif record.jurisdiction not in config.residency.jurisdictions:
+                unknown[record.jurisdiction] += 1
+            elif not unknown:
+                yield record
+    except ConvoyError:
+        raise
+    except Exception as error:
+        raise WorkloadError(
+            f"{config.workload.module}.records() failed after record {number}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    report("shard", number, number, "records")
+
+
+def upload(config: Config) -> Placement:
+    """Seal each shard for every region where it may live, and place it there."""
+    manifest = read_manifest(workspace.MANIFEST)
+    check_placeable(config, manifest)
+    check_site(config, manifest)
+    check_regions(config)
+    log = AccessLog(workspace.ACCESS_LOG)
+    total = len(manifest.shards) * len(config.upload_regions)
+    done = 0
+
+    def count(shard: Shard, sent: bool) -> None:
+        nonlocal done
+        done += 1
+        report("upload", done, total, "shards", shard.name)
+
+    receipts: list[UploadReceipt] = []
+    with workspace.replace_directory(workspace.RECEIPTS) as fresh:
+        for region in config.upload_regions:
+            receipt = upload_region(
+                manifest, workspace.SHARDS, region, config.residency, log, count
+            )
+            receipt.write(fresh / f"{region.name}.json")
+            receipts.append(receipt)
+            done += sum(exclusion.num_shards for exclusion in receipt.withheld)
+    report("upload", total, total, "shards")
+    return Placement(receipts=tuple(receipts))
+
+
+def train(config: Config) -> TrainReport:
+    """Train under torchrun on the shards that the site may read; a killed call is resumed."""
+    root = Path.cwd()
+    check_code(config)
+    check_model_params(load_workload(config.workload.module, root), config.train.model)
+    manifest = read_manifest(workspace.MANIFEST)
+    read_receipt(workspace.RECEIPTS / f"{config.site.name}.json", manifest)
+    readable, excluded = check_site(config, manifest)
+    with open_run(config, root, manifest, readable, excluded) as run:
+        spec = TrainSpec(
+            root=root,
+            workload=config.workload.module,
+            config=config.train,
+            manifest=root / workspace.MANIFEST,
+            region=config.site,
+            residency=config.residency,
+            access_log=root / workspace.ACCESS_LOG,
+            run_directory=run.directory,
+            fingerprint=run.fingerprint,
+            tracking_uri=config.tracking_uri,
+            mlflow_run_id=run.mlflow_run_id,
+        )
+        incidents = run_workers(spec, lambda line: _report_step(line, config.train.steps))
+        lines = [json.loads(x) for x in (run.directory / STEPS_FILE).read_text().splitlines()]
+        result = TrainReport(
+            fingerprint=run.fingerprint,
+            mlflow_run_id=run.mlflow_run_id,
+            steps=config.train.steps,
+            world_size=config.train.dims.world_size,
+            num_records=_count(readable),
+            excluded=tuple(excluded),
+            final_loss=lines[-1]["loss"],
+            samples_per_second=lines[-1]["samples_per_second"],
+            resumed=run.resumed,
+            incidents=incidents,
+        )
+        with workspace.replace_directory(workspace.TRAINED) as fresh:
+            shutil.copy(run.directory / WEIGHTS_FILE, fresh)
+            shutil.copy(run.directory / STEPS_FILE, fresh)
+            _write_curve(fresh / "loss.csv", lines)
+            workspace.write_result(fresh / "report.json", result)
+    return result
+
+
+def _report_step(line: dict[str, float], total: int) -> None:
+    note = f"loss {line['loss']:.4f}, {line['samples_per_second']:.0f} samples/s"
+    report("train", int(line["step"]), total, "steps", note)
+
+
+def _count(shards: tuple[Shard, ...]) -> dict[str, int]:
+    counts: Counter[str] = Counter()
+    for shard in shards:
+        counts[shard.jurisdiction] += shard.num_records
+    return dict(sorted(counts.items()))
+
+
+def _write_curve(path: Path, lines: list[dict[str, float]]) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["step", "loss", "lr"])
+        writer.writerows([int(line["step"]), line["loss"], line["lr"]] for line in lines)
+
+
+def evaluate(config: Config) -> Metrics:
+    """Score the model and the baselines on the held-out records that the site may read."""
+    from training.evaluate import evaluate as score
+    from training.tracking import log_metrics
+
+    workload = load_workload(config.workload.module, Path.cwd())
+    manifest = read_manifest(workspace.MANIFEST)
+    trained = read_train_report()
+    site = config.site.name
+    readable, excluded = config.residency.split_readable(manifest.of("holdout"), site)
+    sealed = open_region(manifest, config.site, AccessLog(workspace.ACCESS_LOG))
+    done = 0
+
+    def count(shard: Shard) -> None:
+        nonlocal done
+        done += 1
+        report("evaluate", done, len(readable), "shards", shard.name)
+
+    metrics = score(
+        workload,
+        workspace.TRAINED / WEIGHTS_FILE,
+        config.train.model,
+        sealed,
+        config.residency.split_readable(manifest.of("train"), site)[0],
+        readable,
+        excluded,
+        config.evaluate,
+        count,
+    )
+    with workspace.replace_directory(workspace.EVALUATED) as fresh:
+        overall = dict(metrics.overall.model) | dict(metrics.overall.baselines)
+        (fresh / "metrics.json").write_text(json.dumps(overall, indent=2) + "\n")
+        workspace.write_result(fresh / "evaluation.json", metrics)
+    log_metrics(
+        config.tracking_uri,
+        trained.mlflow_run_id,
+        {f"holdout.{name}": value for name, value in metrics.overall.model.items()},
+    )
+    return metrics
+
+
+def register(config: Config) -> ModelVersion:
+    """Register the model with its lineage; it becomes the champion only if it is better."""
+    from training.registry import register_model
+
+    root = Path.cwd()
+    manifest = read_manifest(workspace.MANIFEST)
+    trained = read_train_report()
+    metrics = workspace.read_result(workspace.EVALUATED / "evaluation.json", Metrics, "evaluate")
+    check_site(config, manifest)
+    excluded = (*trained.excluded, *metrics.excluded)
+    model_version = register_model(
+        load_workload(config.workload.module, root),
+        config.workload.code,
+        workspace.TRAINED / WEIGHTS_FILE,
+        config.train.model,
+        metrics,
+        name=config.registration.model_name,
+        tracking_uri=config.tracking_uri,
+        run_id=trained.mlflow_run_id,
+        tags=lineage_tags(config, root, manifest, excluded)
+        | {"convoy.run": trained.fingerprint, "mlflow.run_id": trained.mlflow_run_id},
+    )
+    with workspace.replace_directory(workspace.REGISTERED) as fresh:
+        workspace.write_result(fresh / "model_version.json", model_version)
+    return model_version
+
+
+def read_train_report() -> TrainReport:
+    """What the last training left."""
+    return workspace.read_result(workspace.TRAINED / "report.json", TrainReport, "train")
+
+
+Stage = Callable[[Config], BaseModel]
+
+STAGES: dict[str, Stage] = {
+    "ingest": ingest,
+    "shard": shard,
+    "upload": upload,
+    "train": train,
+    "evaluate": evaluate,
+    "register": register,
+}

@@ -1,0 +1,114 @@
+"""How to train: degrees, steps, batch, optimiser, seed, checkpoints. Loads no torch."""
+
+from typing import Any, Literal
+
+from pydantic import (
+    BaseModel,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
+
+
+class ParallelDims(BaseModel, frozen=True, extra="forbid"):
+    """Degrees of parallelism. Their product is the world size."""
+
+    dp_replicate: PositiveInt = 2
+    """Copies of the model, each on its part of the batch (DDP)."""
+    dp_shard: PositiveInt = 1
+    """Ways the parameters are sharded (FSDP)."""
+    tp: PositiveInt = 1
+    """Ways each layer is split (tensor parallelism)."""
+    pp: PositiveInt = 1
+    """Stages that the layers are cut into (pipeline parallelism)."""
+
+    @property
+    def world_size(self) -> int:
+        return self.dp_replicate * self.dp_shard * self.tp * self.pp
+
+    @property
+    def num_replicas(self) -> int:
+        """Parts that a global batch is cut into."""
+        return self.dp_replicate * self.dp_shard
+
+    @model_validator(mode="after")
+    def _only_replicas_yet(self) -> "ParallelDims":
+        for name in ("dp_shard", "tp", "pp"):
+            if getattr(self, name) != 1:
+                raise ValueError(f"{name} must be 1: this release trains with dp_replicate alone")
+        return self
+
+
+class OptimizerConfig(BaseModel, frozen=True, extra="forbid"):
+    """The optimiser and its schedule: linear warm-up, then a cosine down to `final_lr_ratio`."""
+
+    name: Literal["adamw", "sgd"] = "adamw"
+    lr: PositiveFloat = 1e-3
+    betas: tuple[float, float] = (0.9, 0.95)
+    """For adamw."""
+    momentum: NonNegativeFloat = 0.0
+    """For sgd."""
+    weight_decay: NonNegativeFloat = 0.0
+    warmup_steps: NonNegativeInt = 0
+    final_lr_ratio: NonNegativeFloat = 0.1
+    grad_clip: PositiveFloat | None = 1.0
+    """Largest norm of the gradient; null does not clip."""
+
+
+class CheckpointConfig(BaseModel, frozen=True, extra="forbid"):
+    """When to commit a resumable state, and how many to keep."""
+
+    every_steps: PositiveInt = 100
+    keep: PositiveInt = 2
+
+
+class TrainConfig(BaseModel, frozen=True, extra="forbid"):
+    """How to train."""
+
+    region: str
+    """The site: it reads its own region's store with its own region's key, and no other."""
+    dims: ParallelDims = ParallelDims()
+    steps: PositiveInt
+    global_batch: PositiveInt
+    """Samples in one step, over all workers."""
+    seed: NonNegativeInt = 0
+    window_shards: PositiveInt = 4
+    """Shards among which samples are shuffled; memory of a worker grows with it."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    log_every_steps: PositiveInt = 10
+    max_restarts: NonNegativeInt = 3
+    """How often workers that were killed are started again from the last checkpoint."""
+    model: dict[str, Any] = {}
+    """Keyword arguments of the workload's model()."""
+
+    @model_validator(mode="after")
+    def _batch_divides(self) -> "TrainConfig":
+        if self.global_batch % self.dims.num_replicas:
+            raise ValueError(
+                f"global_batch {self.global_batch} must be a multiple of the "
+                f"{self.dims.num_replicas} replicas in dims"
+            )
+        return self
+
+
+class EvaluateConfig(BaseModel, frozen=True, extra="forbid"):
+    """What is measured on the held-out records."""
+
+    batch: PositiveInt = 256
+    primary: str = "loss"
+    """The metric that decides which model is the champion."""
+    goal: Literal["minimize", "maximize"] = "minimize"
+
+
+class RegisterConfig(BaseModel, frozen=True, extra="forbid"):
+    """Where the model is registered, and as what."""
+
+    model_name: str
+    experiment: str = "convoy"
+    tracking_uri: str = "sqlite:///.convoy/mlflow.db"
+    """MLFLOW_TRACKING_URI in the environment overrides it."""
+    require_clean_git: bool = False
+    """Refuse, before anything is spent, to train from uncommitted code or parameters."""

@@ -1,0 +1,30 @@
+"""Errors of training.
+
+TrainingError
+├── WorkloadError      the user's module is missing, does not import or lacks a function
+├── WorkersFailed      the workers ended before the last step
+├── CheckpointError    a checkpoint that cannot be written or is of another run
+└── RegistryError      MLflow cannot be reached or refuses
+"""
+
+from storage.errors import ConvoyError
+
+
+class TrainingError(ConvoyError):
+    """Training cannot start or go on."""
+
+
+class WorkloadError(TrainingError):
+    """The user's module does not fit."""
+
+
+class WorkersFailed(TrainingError):  # noqa: N818  it says what happened, not what it is
+    """The workers ended before the last step."""
+
+
+class CheckpointError(TrainingError):
+    """A checkpoint cannot be written or is of another run."""
+
+
+class RegistryError(TrainingError):
+    """MLflow cannot be reached or refuses."""

@@ -1,0 +1,186 @@
+"""A trained model becomes a model version in MLflow, and the champion only if it is better."""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+import data.record
+from training import tracking
+from training.errors import RegistryError
+from training.evaluate import Metrics
+from training.workload import Workload
+
+CHAMPION = "champion"
+_SERVED_PACKAGES = ("mlflow", "torch", "numpy", "pandas", "safetensors")
+
+
+class ModelVersion(BaseModel, frozen=True, extra="forbid"):
+    """A registered model version, and whether it became the champion."""
+
+    name: str
+    version: int
+    run_id: str
+    metric: str
+    value: float
+    champion: bool
+    previous_champion: int | None
+    reason: str
+    """Why the alias moved or stayed."""
+
+    @property
+    def uri(self) -> str:
+        return f"models:/{self.name}/{self.version}"
+
+
+def register_model(
+    workload: Workload,
+    code: Path,
+    weights: Path,
+    model_params: Mapping[str, Any],
+    metrics: Metrics,
+    *,
+    name: str,
+    tracking_uri: str,
+    run_id: str,
+    tags: Mapping[str, str],
+) -> ModelVersion:
+    """Log the model to its run, register it with its lineage as tags, and hold the champion's gate.
+
+    `code` is the workload's file or package, stored in the model so that it loads anywhere.
+    Raises RegistryError when MLflow cannot be reached or refuses.
+    """
+    client = tracking.open_client(tracking_uri)
+    try:
+        model_uri = _log_model(workload, code, weights, model_params, tracking_uri, run_id)
+        _ensure_registered(client, name)
+        created = client.create_model_version(
+            name, model_uri, run_id=run_id, tags={k: v[:5000] for k, v in tags.items()}
+        )
+        client.set_model_version_tag(
+            name, created.version, f"metric.{metrics.primary}", repr(metrics.primary_value)
+        )
+        return _judge(client, name, int(created.version), run_id, metrics)
+    except RegistryError:
+        raise
+    except Exception as error:
+        raise RegistryError(
+            f"MLflow at {tracking_uri} did not register {name} ({type(error).__name__}: {error}); "
+            "mend it and run `convoy stage register`"
+        ) from error
+
+
+def find_champion(client: Any, name: str) -> Any | None:
+    """The model version that bears the alias, if any."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return client.get_model_version_by_alias(name, CHAMPION)
+    except MlflowException as error:
+        if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+            return None
+        raise
+
+
+def _log_model(
+    workload: Workload,
+    code: Path,
+    weights: Path,
+    model_params: Mapping[str, Any],
+    tracking_uri: str,
+    run_id: str,
+) -> str:
+    import mlflow
+    import pandas as pd
+
+    from training.evaluate import load_weights
+
+    example = workload.example
+    mlflow.set_tracking_uri(tracking_uri)
+    mlflow.set_registry_uri(tracking_uri)
+    with tempfile.TemporaryDirectory(prefix="convoy-model-") as staging, mlflow.start_run(run_id):
+        spec = Path(staging) / "spec.json"
+        module = workload.module.__name__
+        spec.write_text(json.dumps({"workload": module, "model": dict(model_params)}))
+        signature = None
+        if example:
+            model = load_weights(workload, weights, dict(model_params))
+            answers = workload.predict(model, example)
+            signature = mlflow.models.infer_signature(pd.DataFrame(example), answers)
+        info = mlflow.pyfunc.log_model(
+            name="model",
+            python_model=str(Path(__file__).with_name("served_model.py")),
+            artifacts={"weights": str(weights), "spec": str(spec)},
+            code_paths=_stage_code(module, code, Path(staging)),
+            signature=signature,
+            input_example=pd.DataFrame(example) if example else None,
+            pip_requirements=[f"{p}=={version(p).split('+')[0]}" for p in _SERVED_PACKAGES],
+        )
+        uri: str = info.model_uri
+        return uri
+
+
+def _stage_code(module: str, code: Path, staging: Path) -> list[str]:
+    """Copies of the workload's code and of data.record, laid out to be imported by name."""
+    ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
+    top = staging / "code" / module.split(".")[0]
+    if code.is_dir():
+        shutil.copytree(code, top, ignore=ignored)
+        workload_copy = top
+    else:
+        workload_copy = staging / "code" / code.name
+        workload_copy.parent.mkdir()
+        shutil.copy(code, workload_copy)
+    record = Path(data.record.__file__)
+    package = staging / "code" / "data"
+    package.mkdir()
+    for source in (record, record.with_name("__init__.py")):
+        shutil.copy(source, package)
+    return [str(workload_copy), str(package)]
+
+
+def _ensure_registered(client: Any, name: str) -> None:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.create_registered_model(name)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+
+
+def _judge(
+    client: Any, name: str, version_number: int, run_id: str, metrics: Metrics
+) -> ModelVersion:
+    """Move the alias if there is no champion or the primary metric beats its."""
+    champion = find_champion(client, name)
+    value = metrics.primary_value
+    wins, reason = True, "there was no champion"
+    if champion is not None:
+        tag = champion.tags.get(f"metric.{metrics.primary}")
+        if tag is None:
+            wins = False
+            reason = f"champion version {champion.version} has no metric {metrics.primary}"
+        else:
+            wins = value < float(tag) if metrics.goal == "minimize" else value > float(tag)
+            reason = (
+                f"{metrics.primary} {value:.4f} {'beats' if wins else 'does not beat'} "
+                f"{float(tag):.4f} of version {champion.version}"
+            )
+    if wins:
+        client.set_registered_model_alias(name, CHAMPION, str(version_number))
+    return ModelVersion(
+        name=name,
+        version=version_number,
+        run_id=run_id,
+        metric=metrics.primary,
+        value=value,
+        champion=wins,
+        previous_champion=int(champion.version) if champion else None,
+        reason=reason,
+    )

@@ -1,0 +1,42 @@
+"""All that launched workers need to know, as one file that holds no secret."""
+
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from data.manifest import Manifest, read_manifest
+from data.residency import Residency
+from data.shard import Shard
+from data.transfer import SealedShards, open_region
+from storage.access_log import AccessLog
+from storage.region import Region
+from training.config import TrainConfig
+
+STEPS_FILE = "steps.jsonl"
+WEIGHTS_FILE = "model.safetensors"
+
+
+class TrainSpec(BaseModel, frozen=True, extra="forbid"):
+    """One training run, as its workers see it."""
+
+    root: Path
+    """The workspace, where the workload is imported from."""
+    workload: str
+    config: TrainConfig
+    manifest: Path
+    region: Region
+    residency: Residency
+    access_log: Path
+    run_directory: Path
+    """Checkpoints, logs, steps and weights of this run; kept until the run is another one."""
+    fingerprint: str
+    """Digest of all that the result depends on: a checkpoint of another one is refused."""
+    tracking_uri: str
+    mlflow_run_id: str
+
+    def open_shards(self) -> tuple[SealedShards, tuple[Shard, ...]]:
+        """The site's sealed shards, and those for training that it may read."""
+        manifest: Manifest = read_manifest(self.manifest)
+        log = AccessLog(self.access_log)
+        readable, _ = self.residency.split_readable(manifest.of("train"), self.region.name)
+        return open_region(manifest, self.region, log), readable

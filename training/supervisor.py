@@ -1,0 +1,192 @@
+"""Starts the workers of a run under torchrun, watches them, and says what went wrong."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from data.transfer import RUN_ID_VARIABLE
+from training.errors import WorkersFailed
+from training.spec import STEPS_FILE, TrainSpec
+
+_POLL_SECONDS = 0.2
+_GRACE_SECONDS = 10.0
+
+# What gloo says in the ranks that lost a peer: never the cause.
+_PEER_LOST = ("Connection closed by peer", "Connection reset", "connectFullMesh", "Broken pipe")
+
+
+class Incident(BaseModel, frozen=True, extra="forbid"):
+    """Something that went wrong in a run."""
+
+    cause: Literal["error", "killed"]
+    """`error`: the code raised, a restart would raise again. `killed`: a process was ended."""
+    rank: int | None
+    """The first rank that failed, when it is known."""
+    message: str
+    last_step: int
+    """The last step that was logged before."""
+    seconds: float
+    """From the start of the workers to their end."""
+
+
+def run_workers(
+    spec: TrainSpec, on_step: Callable[[dict[str, float]], None]
+) -> tuple[Incident, ...]:
+    """Run all workers to the last step; killed ones are started again from the last checkpoint.
+
+    `on_step` gets each logged step. Gives the incidents that were survived. Raises WorkersFailed
+    with the first failing rank's own error. Whatever ends this call ends every worker.
+    """
+    spec_path = spec.run_directory / "spec.json"
+    spec_path.write_text(spec.model_dump_json(indent=1))
+    incidents: list[Incident] = []
+    while True:
+        incident = _run_once(spec, spec_path, on_step)
+        if incident is None:
+            return tuple(incidents)
+        incidents.append(incident)
+        if incident.cause == "error":
+            raise WorkersFailed(f"{incident.message}\nLogs of all ranks: {_log_directory(spec)}")
+        if len(incidents) > spec.config.max_restarts:
+            raise WorkersFailed(
+                f"the workers were killed {len(incidents)} times, more than train.max_restarts "
+                f"{spec.config.max_restarts} allows; the last commit is whole: "
+                "`convoy stage train` goes on from it. "
+                f"Last: {incident.message}. Logs of all ranks: {_log_directory(spec)}"
+            )
+
+
+def _run_once(
+    spec: TrainSpec, spec_path: Path, on_step: Callable[[dict[str, float]], None]
+) -> Incident | None:
+    for stale in spec.run_directory.glob("failure-*.json"):
+        stale.unlink()
+    started = time.monotonic()
+    last_step = 0
+    logs = _log_directory(spec)
+    logs.mkdir(parents=True, exist_ok=True)
+    with (logs / "torchrun.log").open("ab") as output:
+        agent = subprocess.Popen(
+            _command(spec, spec_path),
+            cwd=spec.root,
+            env=_environment(spec),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            process_group=0,
+        )
+        try:
+            steps = _follow(spec.run_directory / STEPS_FILE, agent)
+            for line in steps:
+                last_step = int(line["step"])
+                on_step(line)
+        finally:
+            _end(agent)
+    if agent.returncode == 0:
+        return None
+    return _explain(spec, agent.returncode, last_step, time.monotonic() - started)
+
+
+def _command(spec: TrainSpec, spec_path: Path) -> list[str]:
+    return [
+        sys.executable,
+        "-m",
+        "training.agent",
+        "--nnodes=1",
+        f"--nproc-per-node={spec.config.dims.world_size}",
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=127.0.0.1:0",
+        f"--rdzv-id={uuid.uuid4().hex[:8]}",
+        "--local-addr=127.0.0.1",
+        "--max-restarts=0",
+        f"--log-dir={_log_directory(spec)}",
+        "--redirects=3",
+        "-m",
+        "training.worker",
+        str(spec_path),
+    ]
+
+
+def _environment(spec: TrainSpec) -> dict[str, str]:
+    environment = dict(os.environ)
+    environment[RUN_ID_VARIABLE] = spec.mlflow_run_id
+    # It would compile every import anew in every worker.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    # A `data` folder of the workspace must not hide the package.
+    environment["PYTHONSAFEPATH"] = "1"
+    # Without it restarted workers can meet the addresses of the dead ones.
+    environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    environment.setdefault("OMP_NUM_THREADS", "1")
+    environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    return environment
+
+
+def _follow(path: Path, agent: subprocess.Popen[bytes]) -> Iterator[dict[str, float]]:
+    """Lines added to the step log from now on, until the agent ends."""
+    offset: int | None = None
+    while True:
+        running = agent.poll() is None
+        if path.exists():
+            content = path.read_bytes()
+            if offset is None or offset > len(content):
+                offset = 0
+            whole = content[offset : content.rfind(b"\n") + 1]
+            offset += len(whole)
+            for line in whole.splitlines():
+                yield json.loads(line)
+        if not running:
+            return
+        time.sleep(_POLL_SECONDS)
+
+
+def _end(agent: subprocess.Popen[bytes]) -> None:
+    """SIGTERM lets torchrun end its workers; they die with it in any case."""
+    if agent.poll() is None:
+        agent.send_signal(signal.SIGTERM)
+        try:
+            agent.wait(_GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            agent.kill()
+            agent.wait()
+
+
+def _explain(spec: TrainSpec, code: int, last_step: int, seconds: float) -> Incident:
+    failures: list[dict[str, Any]] = sorted(
+        (json.loads(p.read_bytes()) for p in spec.run_directory.glob("failure-*.json")),
+        key=lambda failure: float(failure["time"]),
+    )
+    own = [f for f in failures if not any(sign in f["message"] for sign in _PEER_LOST)]
+    if own:
+        first = own[0]
+        text = first["message"] if first["known"] else first["traceback"].rstrip()
+        return Incident(
+            cause="error",
+            rank=first["rank"],
+            message=f"rank {first['rank']} failed: {text}",
+            last_step=last_step,
+            seconds=seconds,
+        )
+    reported = {failure["rank"] for failure in failures}
+    silent = sorted(set(range(spec.config.dims.world_size)) - reported)
+    rank = silent[0] if failures and silent else None
+    who = f"rank {rank}" if rank is not None else "the workers"
+    return Incident(
+        cause="killed",
+        rank=rank,
+        message=f"{who} ended without a word after step {last_step} (torchrun exit code {code})",
+        last_step=last_step,
+        seconds=seconds,
+    )
+
+
+def _log_directory(spec: TrainSpec) -> Path:
+    return spec.run_directory / "logs"

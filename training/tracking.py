@@ -1,0 +1,123 @@
+"""The MLflow run of a training: made before the workers start, ended as it truly ended."""
+
+import queue
+import threading
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+from training.errors import RegistryError
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
+RunStatus = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
+
+_FLUSH_SECONDS = 30.0
+
+
+def open_client(tracking_uri: str) -> "MlflowClient":
+    """A client of the tracking and registry server. Loads MLflow."""
+    import logging
+
+    logging.getLogger("mlflow").setLevel(logging.WARNING)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    from mlflow.tracking import MlflowClient
+
+    return MlflowClient(tracking_uri, tracking_uri)
+
+
+def start_run(
+    tracking_uri: str,
+    experiment: str,
+    artifact_location: str,
+    name: str,
+    tags: Mapping[str, str],
+    params: Mapping[str, Any],
+) -> str:
+    """Make a run and give its id. Raises RegistryError when MLflow cannot be reached."""
+    try:
+        client = open_client(tracking_uri)
+        found = client.get_experiment_by_name(experiment)
+        if found is None:
+            local = tracking_uri.startswith("sqlite:")
+            experiment_id = client.create_experiment(
+                experiment, artifact_location=artifact_location if local else None
+            )
+        else:
+            experiment_id = found.experiment_id
+        run = client.create_run(experiment_id, run_name=name, tags=dict(tags))
+        run_id: str = run.info.run_id
+        for key, value in params.items():
+            client.log_param(run_id, key, value)
+    except Exception as error:
+        raise RegistryError(
+            f"MLflow at {tracking_uri} cannot be reached or written "
+            f"({type(error).__name__}: {error}); correct params.yaml: register.tracking_uri "
+            "or MLFLOW_TRACKING_URI, or start the server"
+        ) from error
+    return run_id
+
+
+def end_run(tracking_uri: str, run_id: str, status: RunStatus) -> None:
+    """Say how the run ended, or with RUNNING that a killed one goes on."""
+    client = open_client(tracking_uri)
+    if status == "RUNNING":
+        client.update_run(run_id, status=status)
+    else:
+        client.set_terminated(run_id, status)
+
+
+def log_metrics(tracking_uri: str, run_id: str, metrics: Mapping[str, float]) -> None:
+    """Final metrics of a run, without a step."""
+    client = open_client(tracking_uri)
+    for key, value in metrics.items():
+        client.log_metric(run_id, key, value)
+
+
+class MetricLogger:
+    """Sends step metrics to MLflow from a thread, so that no step waits for the server.
+
+    Loading MLflow, some seconds, happens in the thread too. Leaving the context sends what is
+    left, for at most 30 seconds; steps.jsonl has every line whatever MLflow does.
+    """
+
+    def __init__(self, tracking_uri: str, run_id: str) -> None:
+        self._tracking_uri = tracking_uri
+        self._run_id = run_id
+        self._lines: queue.Queue[dict[str, float] | None] = queue.Queue()
+        self._thread = threading.Thread(target=self._send, name="mlflow", daemon=True)
+
+    def log(self, line: dict[str, float]) -> None:
+        """Queue the metrics of one step."""
+        self._lines.put(line)
+
+    def __enter__(self) -> "MetricLogger":
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._lines.put(None)
+        self._thread.join(_FLUSH_SECONDS)
+        if self._thread.is_alive():
+            print(f"MLflow at {self._tracking_uri} is slow: its last metrics are in steps.jsonl")
+
+    def _send(self) -> None:
+        from mlflow.entities import Metric
+        from mlflow.exceptions import MlflowException
+
+        client = open_client(self._tracking_uri)
+        while (line := self._lines.get()) is not None:
+            now = int(time.time() * 1000)
+            step = int(line["step"])
+            metrics = [Metric(k, v, now, step) for k, v in line.items() if k != "step"]
+            try:
+                client.log_batch(self._run_id, metrics=metrics)
+            except MlflowException as error:
+                print(f"step {step}: MLflow refused its metrics, steps.jsonl has them: {error}")
