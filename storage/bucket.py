@@ -11,10 +11,10 @@ import re
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import obstore
 from botocore.exceptions import BotoCoreError
-from obstore import OffsetRange
 from obstore.auth.boto3 import Boto3CredentialProvider
 from obstore.exceptions import (
     AlreadyExistsError,
@@ -22,7 +22,7 @@ from obstore.exceptions import (
     PermissionDeniedError,
     UnauthenticatedError,
 )
-from obstore.store import ClientConfig, MemoryStore, RetryConfig, S3Store
+from obstore.store import MemoryStore, S3Store
 
 from storage.errors import ObjectExists, ObjectMissing, StoreUnavailable
 from storage.locations import MemoryLocation, S3Location
@@ -36,17 +36,21 @@ from storage.store import (
     unavailable,
 )
 
+if TYPE_CHECKING:
+    from obstore import GetOptions
+    from obstore.store import ClientConfig, RetryConfig
+
 _PART_BYTES = 8 << 20
 _PARTS_AT_ONCE = 4
-_RETRIES = RetryConfig(
-    max_retries=4,
-    retry_timeout=timedelta(seconds=60),
-    backoff={
+_RETRIES: "RetryConfig" = {
+    "max_retries": 4,
+    "retry_timeout": timedelta(seconds=60),
+    "backoff": {
         "init_backoff": timedelta(milliseconds=200),
         "max_backoff": timedelta(seconds=5),
         "base": 2,
     },
-)
+}
 _CREDENTIALS_REMEDY = (
     "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN (or AWS_PROFILE), and "
     "that they may read, write and list this bucket"
@@ -61,7 +65,7 @@ _PAST_THE_END = ("InvalidRange", "StartTooLarge")
 _CAUSES = (
     ("NoSuchBucket", "the bucket does not exist", "create it, or correct the URL"),
     (
-        "invalid peer certificate",
+        "InvalidCertificate",
         "its certificate is not trusted",
         "name its certificate authority in AWS_CA_BUNDLE or SSL_CERT_FILE",
     ),
@@ -134,9 +138,9 @@ class Bucket:
         if start == end:
             obstore.head(self._backend, name)
             return b""
-        wanted = OffsetRange(offset=start) if end is None else (start, end)
+        options: GetOptions = {"range": {"offset": start} if end is None else (start, end)}
         try:
-            return bytes(obstore.get(self._backend, name, options={"range": wanted}).bytes())
+            return bytes(obstore.get(self._backend, name, options=options).bytes())
         except BaseError as error:
             # A slice that begins at the end or after it is empty; services refuse such a range.
             if any(mark in str(error) for mark in _PAST_THE_END):
@@ -187,11 +191,11 @@ def _s3(region: Region, location: S3Location) -> S3Store:
         credentials = Boto3CredentialProvider(ttl=timedelta(seconds=_CREDENTIALS_SECONDS))
     except (ValueError, BotoCoreError):
         raise unavailable(region, "finds no AWS credentials", _CREDENTIALS_REMEDY) from None
-    options = ClientConfig(
-        allow_http=location.endpoint.startswith("http://"),
-        connect_timeout=timedelta(seconds=5),
-        timeout=timedelta(seconds=120),
-    )
+    options: ClientConfig = {
+        "allow_http": location.endpoint.startswith("http://"),
+        "connect_timeout": timedelta(seconds=5),
+        "timeout": timedelta(seconds=120),
+    }
     if certificates := _private_certificates(region):
         options["root_certificate"] = certificates
     try:

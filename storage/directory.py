@@ -31,6 +31,7 @@ _REMEDIES = {
     errno.EROFS: "mount it writable, or set another directory",
     errno.EACCES: "give this user read and write permission, or set another directory",
     errno.EPERM: "give this user read and write permission, or set another directory",
+    errno.EEXIST: "remove the file that stands where a directory should be",
     errno.ENOTDIR: "remove the file that stands where a directory should be",
     errno.EIO: "check the disk",
 }
@@ -53,14 +54,10 @@ class Directory:
                 if overwrite:
                     unfinished.replace(path)
                 else:
-                    path.hardlink_to(unfinished)
+                    self._link_new(unfinished, path, name)
             finally:
                 unfinished.unlink(missing_ok=True)
             _sync_directory(path.parent)
-        except FileExistsError:
-            raise ObjectExists(
-                f"regions.{self._region.name}.store ({self._region.store}) already has {name}"
-            ) from None
         except OSError as error:
             raise self._refusal(f"cannot write {name}", error) from error
 
@@ -96,6 +93,14 @@ class Directory:
             return (self._root / checked_name(name)).is_file()
         except OSError as error:
             raise self._refusal(f"cannot look up {name}", error) from error
+
+    def _link_new(self, written: Path, path: Path, name: str) -> None:
+        try:
+            path.hardlink_to(written)
+        except FileExistsError:
+            raise ObjectExists(
+                f"regions.{self._region.name}.store ({self._region.store}) already has {name}"
+            ) from None
 
     def _refusal(self, what: str, error: OSError) -> StoreUnavailable:
         remedy = _REMEDIES.get(error.errno or 0, "check the directory")

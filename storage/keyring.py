@@ -5,6 +5,7 @@ by the wrapping key of a region. The encryption context is readable, goes with e
 a key unwraps under the context it was generated with and under no other.
 """
 
+import contextlib
 import os
 import secrets
 import stat
@@ -99,9 +100,7 @@ class FileKeyring:
 
     def generate(self, context: EncryptionContext) -> DataKey:
         try:
-            _create_key_file(self._path)
-        except FileExistsError:
-            pass
+            _ensure_key_file(self._path)
         except OSError as error:
             raise self._error(
                 f"cannot be created ({error.strerror})",
@@ -158,20 +157,18 @@ def keyring_error(region: Region, what: str, remedy: str) -> KeyringError:
     )
 
 
-def _create_key_file(path: Path) -> None:
-    """Create the key file whole: two that try at once leave one key, and none half written.
-
-    Raises FileExistsError if there is one.
-    """
+def _ensure_key_file(path: Path) -> None:
+    """Create the key file, whole, if there is none; of two that try at once one is first."""
     if path.exists():
-        raise FileExistsError
+        return
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     unfinished = path.with_name(f"{path.name}~{secrets.token_hex(8)}")
     descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         os.write(descriptor, secrets.token_bytes(DATA_KEY_BYTES))
         os.fsync(descriptor)
-        path.hardlink_to(unfinished)
+        with contextlib.suppress(FileExistsError):
+            path.hardlink_to(unfinished)
     finally:
         os.close(descriptor)
         unfinished.unlink()

@@ -76,7 +76,7 @@ class OpenBao:
 
     def wrapping_key_url(self, region: str, *, derived: bool = True) -> str:
         """Make the transit mount and key of a region; return the URL for `Region.wrapping_key`."""
-        mount = f"transit-{region}"
+        mount = f"transit/{region}"
         client = self.client()
         if f"{mount}/" not in client.sys.list_mounted_secrets_engines()["data"]:
             client.sys.enable_secrets_engine("transit", path=mount)
@@ -312,8 +312,8 @@ def _is_active(client: Any) -> bool:
 
 def _data_key_token(client: Any) -> str:
     policy = """
-    path "transit-+/datakey/plaintext/+" { capabilities = ["update"] }
-    path "transit-+/decrypt/+" { capabilities = ["update"] }
+    path "transit/+/datakey/plaintext/+" { capabilities = ["update"] }
+    path "transit/+/decrypt/+" { capabilities = ["update"] }
     """
     client.sys.create_or_update_acl_policy("convoy", policy)
     token: str = client.auth.token.create(policies=["convoy"])["auth"]["client_token"]
