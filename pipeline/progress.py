@@ -39,3 +39,8 @@ def report(stage: str, done: int, total: int | None, unit: str, note: str = "") 
     listener = _listener.get()
     if listener is not None:
         listener(Progress(stage, done, total, unit, note))
+
+
+def current_listener() -> Listener | None:
+    """Who listens now, for one that wants to pass on what it hears."""
+    return _listener.get()

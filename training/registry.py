@@ -11,12 +11,11 @@ from typing import Any
 from pydantic import BaseModel
 
 import data.record
-from training import tracking
 from training.errors import RegistryError
-from training.evaluate import Metrics
+from training.evaluate import Metrics, load_weights
+from training.tracking import CHAMPION, METRIC_TAG, find_champion, open_client
 from training.workload import Workload
 
-CHAMPION = "champion"
 _SERVED_PACKAGES = ("mlflow", "torch", "numpy", "pandas", "safetensors")
 
 
@@ -55,7 +54,7 @@ def register_model(
     `code` is the workload's file or package, stored in the model so that it loads anywhere.
     Raises RegistryError when MLflow cannot be reached or refuses.
     """
-    client = tracking.open_client(tracking_uri)
+    client = open_client(tracking_uri)
     try:
         model_uri = _log_model(workload, code, weights, model_params, tracking_uri, run_id)
         _ensure_registered(client, name)
@@ -63,7 +62,7 @@ def register_model(
             name, model_uri, run_id=run_id, tags={k: v[:5000] for k, v in tags.items()}
         )
         client.set_model_version_tag(
-            name, created.version, f"metric.{metrics.primary}", repr(metrics.primary_value)
+            name, created.version, f"{METRIC_TAG}{metrics.primary}", repr(metrics.primary_value)
         )
         return _judge(client, name, int(created.version), run_id, metrics)
     except RegistryError:
@@ -73,18 +72,6 @@ def register_model(
             f"MLflow at {tracking_uri} did not register {name} ({type(error).__name__}: {error}); "
             "mend it and run `convoy stage register`"
         ) from error
-
-
-def find_champion(client: Any, name: str) -> Any | None:
-    """The model version that bears the alias, if any."""
-    from mlflow.exceptions import MlflowException
-
-    try:
-        return client.get_model_version_by_alias(name, CHAMPION)
-    except MlflowException as error:
-        if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
-            return None
-        raise
 
 
 def _log_model(
@@ -97,8 +84,6 @@ def _log_model(
 ) -> str:
     import mlflow
     import pandas as pd
-
-    from training.evaluate import load_weights
 
     example = workload.example
     mlflow.set_tracking_uri(tracking_uri)
@@ -162,7 +147,7 @@ def _judge(
     value = metrics.primary_value
     wins, reason = True, "there was no champion"
     if champion is not None:
-        tag = champion.tags.get(f"metric.{metrics.primary}")
+        tag = champion.tags.get(f"{METRIC_TAG}{metrics.primary}")
         if tag is None:
             wins = False
             reason = f"champion version {champion.version} has no metric {metrics.primary}"

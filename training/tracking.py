@@ -7,10 +7,18 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
+from pydantic import BaseModel
+
 from training.errors import RegistryError
 
 if TYPE_CHECKING:
+    from mlflow.entities.model_registry import ModelVersion as MlflowModelVersion
     from mlflow.tracking import MlflowClient
+
+CHAMPION = "champion"
+"""The alias of the best registered version."""
+METRIC_TAG = "metric."
+"""Prefix of the tag that holds a version's primary metric."""
 
 RunStatus = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
 
@@ -74,6 +82,81 @@ def log_metrics(tracking_uri: str, run_id: str, metrics: Mapping[str, float]) ->
     client = open_client(tracking_uri)
     for key, value in metrics.items():
         client.log_metric(run_id, key, value)
+
+
+class RunSummary(BaseModel, frozen=True, extra="forbid"):
+    """A run, as a list shows it."""
+
+    run_id: str
+    name: str
+    status: str
+    started_seconds: float
+    """Since 1970."""
+    seconds: float | None
+    """None while it runs."""
+    metrics: dict[str, float]
+    """On held-out records."""
+
+
+class Champion(BaseModel, frozen=True, extra="forbid"):
+    """The model version that bears the alias."""
+
+    name: str
+    version: int
+    run_id: str | None
+    metric: str
+    value: float
+    manifest: str
+
+
+def read_runs(tracking_uri: str, experiment: str, limit: int = 10) -> list[RunSummary]:
+    """The newest runs of an experiment, newest first; none when there is no such experiment."""
+    client = open_client(tracking_uri)
+    found = client.get_experiment_by_name(experiment)
+    if found is None:
+        return []
+    runs = client.search_runs(
+        [found.experiment_id], order_by=["attributes.start_time DESC"], max_results=limit
+    )
+    return [
+        RunSummary(
+            run_id=run.info.run_id,
+            name=run.info.run_name,
+            status=run.info.status,
+            started_seconds=run.info.start_time / 1000,
+            seconds=(run.info.end_time - run.info.start_time) / 1000 if run.info.end_time else None,
+            metrics={k: v for k, v in run.data.metrics.items() if k.startswith("holdout.")},
+        )
+        for run in runs
+    ]
+
+
+def read_champion(tracking_uri: str, name: str) -> Champion | None:
+    """The present champion of a registered model, if there is one."""
+    found = find_champion(open_client(tracking_uri), name)
+    if found is None:
+        return None
+    metric = next(key for key in found.tags if key.startswith(METRIC_TAG))
+    return Champion(
+        name=name,
+        version=int(found.version),
+        run_id=found.run_id,
+        metric=metric.removeprefix(METRIC_TAG),
+        value=float(found.tags[metric]),
+        manifest=found.tags["convoy.manifest"],
+    )
+
+
+def find_champion(client: "MlflowClient", name: str) -> "MlflowModelVersion | None":
+    """The model version that bears the alias, if any."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return client.get_model_version_by_alias(name, CHAMPION)
+    except MlflowException as error:
+        if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+            return None
+        raise
 
 
 class MetricLogger:

@@ -1,0 +1,47 @@
+# Two commands: `make run` and `make test`. Each does all its set-up.
+PYTHON ?= python3.11
+BIN := .venv/bin
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+# It would compile every import anew in every process.
+unexport PYTHONDONTWRITEBYTECODE
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: help run up test lint repro bench clean
+
+help: ## Show this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
+
+run: .venv/run.done ## Run the main job here: raw places to a registered model
+	convoy run
+	convoy report
+
+up: .venv/run.done ## Start Prefect, MLflow and the served deployment; Ctrl-C stops them
+	convoy up
+
+repro: .venv/run.done ## Run the same stages by DVC
+	dvc repro
+
+test: .venv/dev.done ## Run all tests
+	pytest
+
+lint: .venv/dev.done ## ruff, ruff format, mypy --strict
+	ruff check .
+	ruff format --check .
+	mypy
+
+bench: .venv/dev.done ## Run all benchmarks, see docs/benchmarks.md
+	for path in benchmarks/[a-z]*.py; do python -m benchmarks.$$(basename $$path .py) || exit 1; done
+
+clean: ## Remove what runs left here, keys included; keeps .venv
+	rm -rf .convoy artifacts datasets dvc.lock .dvc/cache .dvc/tmp
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/run.done: pyproject.toml constraints.txt | .venv/bin/python
+	$(PIP_INSTALL) -e .
+	touch $@
+
+.venv/dev.done: pyproject.toml constraints.txt .venv/run.done | .venv/bin/python
+	$(PIP_INSTALL) -e '.[dev]'
+	touch $@

@@ -1,0 +1,106 @@
+"""The `convoy` command. Each subcommand loads what it needs when it is called."""
+
+import argparse
+import importlib
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+
+_STAGES = ("ingest", "shard", "upload", "train", "evaluate", "register")
+
+_EPILOG = """\
+Run it in a workspace: a folder with params.yaml and dvc.yaml. `convoy init` makes one.
+`dvc repro` runs the same stages.  Documentation: README.md and docs/.
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line, without loading what it runs."""
+    parser = argparse.ArgumentParser(
+        prog="convoy",
+        description="From a dataset that has borders in it to a registered model.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    run = commands.add_parser("run", help="run the flow here, stages that are up to date excepted")
+    run.add_argument("--force", action="store_true", help="run every stage, up to date or not")
+    run.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="change a value in params.yaml first, for example train.steps=50; may be repeated",
+    )
+    run.add_argument("--json", action="store_true", help="print the result as JSON")
+
+    stage = commands.add_parser("stage", help="run one stage, as dvc.yaml does")
+    stage.add_argument("name", choices=_STAGES, metavar="NAME", help=", ".join(_STAGES))
+    stage.add_argument("--json", action="store_true", help="print the result as JSON")
+
+    up = commands.add_parser(
+        "up", help="start a Prefect server, an MLflow server and the served deployment"
+    )
+    up.add_argument("--prefect-port", type=int, default=4200, metavar="PORT")
+    up.add_argument("--mlflow-port", type=int, default=5000, metavar="PORT")
+
+    commands.add_parser("serve", help="serve the deployment alone: schedule and UI form")
+
+    status = commands.add_parser("status", help="the last runs, the champion, what is stale")
+    status.add_argument("--json", action="store_true", help="print it as JSON")
+
+    report = commands.add_parser("report", help="write one offline HTML page for the last run")
+    report.add_argument("--output", type=Path, metavar="FILE", help="artifacts/report/index.html")
+
+    init = commands.add_parser("init", help="write a working start from a data file")
+    init.add_argument("name", metavar="NAME", help="the new folder, dataset and module")
+    init.add_argument(
+        "--from",
+        dest="source",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="jsonl, csv, parquet or text",
+    )
+    whose = init.add_mutually_exclusive_group()
+    whose.add_argument(
+        "--jurisdiction-field", metavar="FIELD", help="the field that says whose law binds a record"
+    )
+    whose.add_argument("--jurisdiction", metavar="J", help="one jurisdiction for all records")
+    init.add_argument(
+        "--target", metavar="FIELD", help="the field to predict; none: model the text"
+    )
+    init.add_argument("--train-in", metavar="J", help="the jurisdiction where training reads")
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command. Exit status: 0 done, 1 an error that the message explains, 130 interrupted."""
+    options = build_parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, _terminate)
+    from flows.environment import prepare_environment
+    from storage.errors import ConvoyError
+
+    prepare_environment(Path.cwd())
+    command = importlib.import_module(f"flows.commands.{options.command}")
+    try:
+        code: int = command.main(options)
+    except ConvoyError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    return code
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    """End by an exception, so that workers are ended and MLflow is told KILLED."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    raise SystemExit(128 + number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""One module a subcommand of `convoy`, loaded when it is called: `main(options) -> exit status`."""

@@ -1,0 +1,71 @@
+"""Stage results in plain words: above all, what was not used, of whom and why."""
+
+from collections.abc import Iterable
+
+from pydantic import BaseModel
+
+from data.manifest import Manifest
+from data.residency import Exclusion
+from pipeline.stages import Placement, RawInput, TrainReport
+from training.evaluate import Metrics
+from training.registry import ModelVersion
+
+
+def summarize(result: BaseModel) -> str:
+    """A few lines for a person."""
+    match result:
+        case RawInput():
+            return f"ingest: {result.num_files} files, {result.num_bytes:,} bytes in {result.path}"
+        case Manifest():
+            counts = result.count_records()
+            return (
+                f"shard: {sum(counts.values()):,} records of {len(counts)} jurisdictions in "
+                f"{len(result.shards)} shards, version {result.digest[:12]}"
+            )
+        case Placement():
+            return "\n".join(
+                f"upload: {len(receipt.placed)} sealed shards in {receipt.region}, "
+                f"{sum(e.num_shards for e in receipt.withheld)} may not be there"
+                for receipt in result.receipts
+            )
+        case TrainReport():
+            return _summarize_training(result)
+        case Metrics():
+            return _summarize_metrics(result)
+        case ModelVersion():
+            crown = "is the champion" if result.champion else "is not the champion"
+            return f"register: {result.name} version {result.version} {crown}: {result.reason}"
+        case _:
+            raise AssertionError(type(result))
+
+
+def describe_exclusions(exclusions: Iterable[Exclusion]) -> list[str]:
+    """One line for each jurisdiction whose records were not used."""
+    return [
+        f"  not used: {e.num_records:,} records of {e.jurisdiction}: {e.reason}" for e in exclusions
+    ]
+
+
+def _summarize_training(report: TrainReport) -> str:
+    lines = [
+        f"train: {report.steps} steps on {report.world_size} workers, final loss "
+        f"{report.final_loss:.4f}, {report.samples_per_second:,.0f} samples/s, "
+        f"{sum(report.num_records.values()):,} records read"
+        + (", resumed from a checkpoint" if report.resumed else "")
+    ]
+    lines += [f"  survived: {incident.message}" for incident in report.incidents]
+    return "\n".join(lines + describe_exclusions(report.excluded))
+
+
+def _summarize_metrics(metrics: Metrics) -> str:
+    others = ", ".join(
+        f"{name} {values[metrics.primary]:.4f}"
+        for name, values in metrics.overall.baselines.items()
+        if metrics.primary in values
+    )
+    lines = [
+        f"evaluate: {metrics.primary} {metrics.primary_value:.4f} on "
+        f"{sum(metrics.num_records.values()):,} held-out records"
+        + (f"; baselines: {others}" if others else "")
+    ]
+    return "\n".join(lines + describe_exclusions(metrics.excluded))

@@ -1,0 +1,135 @@
+"""The main flow: ingest, shard, upload, train, evaluate, register, and a snapshot to end it."""
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from prefect import flow, get_run_logger
+from prefect.runtime import flow_run
+
+from pipeline.checks import check_before_run
+from pipeline.config import Config
+from pipeline.lineage import FLOW_RUN_VARIABLE
+from pipeline.params import set_params
+from pipeline.progress import Progress, current_listener, listening, report
+from pipeline.versioning import Snapshot, commit_stage, find_stale
+from pipeline.workspace import lock_workspace
+from tasks.artifacts import ProgressArtifact, publish, publish_stages
+from tasks.snapshot import snapshot
+from tasks.stages import TASKS
+
+_PROGRESS_SECONDS = 2.0
+
+
+@flow(name="train", persist_result=False)
+def train(
+    workspace: str = ".",
+    steps: int | None = None,
+    global_batch: int | None = None,
+    learning_rate: float | None = None,
+    seed: int | None = None,
+    on_restricted: Literal["fail", "exclude"] | None = None,
+    force: bool = False,
+) -> Snapshot:
+    """From raw input to a registered model; stages that DVC finds up to date are not redone.
+
+    A value given here is written into params.yaml, which stays the truth of the run.
+
+    Args:
+        workspace: Folder of params.yaml and dvc.yaml.
+        steps: Optimiser steps (train.steps).
+        global_batch: Samples in one step, over all workers (train.global_batch).
+        learning_rate: Peak learning rate (train.optimizer.lr).
+        seed: Seed of the initial weights and of the sample order (train.seed).
+        on_restricted: What to do with shards that the training site may not read
+            (residency.on_restricted): stop, or train without them and report it.
+        force: Run every stage, up to date or not.
+    """
+    root = Path(workspace).resolve()
+    changes = {
+        "train.steps": steps,
+        "train.global_batch": global_batch,
+        "train.optimizer.lr": learning_rate,
+        "train.seed": seed,
+        "residency.on_restricted": on_restricted,
+    }
+    given = {name: value for name, value in changes.items() if value is not None}
+    with _inside(root), lock_workspace(root, f"flow run {flow_run.get_name()}"):
+        config = set_params(Path("params.yaml"), given) if given else Config.load()
+        check_before_run(config, root)
+        with listening(_Watcher()):
+            ran = _run_stages(config, root, force)
+        return snapshot(root, ran)
+
+
+def _run_stages(config: Config, root: Path, force: bool) -> tuple[str, ...]:
+    logger = get_run_logger()
+    rows: list[dict[str, Any]] = []
+    ran: list[str] = []
+    try:
+        for name, stage in TASKS.items():
+            reasons = ["forced"] if force else find_stale(root, name)
+            if not reasons:
+                logger.info("%s: up to date", name)
+                report(name, 1, 1, "stage", "up to date")
+                rows.append({"stage": name, "ran": "up to date", "seconds": 0.0, "because": ""})
+                continue
+            logger.info("%s: %s", name, "; ".join(reasons[:3]))
+            started = time.monotonic()
+            result = stage.with_options(retries=config.schedule.retries)(config)
+            commit_stage(root, name)
+            publish(name, result, config.tracking_uri)
+            seconds = round(time.monotonic() - started, 1)
+            rows.append(
+                {"stage": name, "ran": "yes", "seconds": seconds, "because": "; ".join(reasons[:3])}
+            )
+            ran.append(name)
+    finally:
+        publish_stages(rows)
+    return tuple(ran)
+
+
+@contextlib.contextmanager
+def _inside(root: Path) -> Iterator[None]:
+    """The workspace as current directory, and the flow run's id for the lineage."""
+    before = Path.cwd()
+    os.chdir(root)
+    os.environ[FLOW_RUN_VARIABLE] = str(flow_run.get_id())
+    try:
+        yield
+    finally:
+        del os.environ[FLOW_RUN_VARIABLE]
+        os.chdir(before)
+
+
+class _Watcher:
+    """Progress to the UI, and to whoever listens outside of the flow; a log line otherwise."""
+
+    def __init__(self) -> None:
+        self._outer = current_listener()
+        self._artifact = ProgressArtifact()
+        self._logger = get_run_logger()
+        self._shown = 0.0
+
+    def __call__(self, progress: Progress) -> None:
+        if self._outer is not None:
+            self._outer(progress)
+        now = time.monotonic()
+        ended = progress.done == progress.total
+        if now - self._shown < _PROGRESS_SECONDS and not ended:
+            return
+        self._shown = now
+        self._artifact.show(progress)
+        if self._outer is None:
+            total = f"/{progress.total}" if progress.total else ""
+            self._logger.info(
+                "%s: %d%s %s %s",
+                progress.stage,
+                progress.done,
+                total,
+                progress.unit,
+                progress.note,
+            )
