@@ -1,18 +1,23 @@
-"""A file of records of one jurisdiction: an Apache Arrow IPC file, so any Arrow reader opens it."""
+"""A file of records of one jurisdiction: an Apache Arrow IPC file, so any Arrow reader opens it.
+
+NumPy and pyarrow load when a shard is written or opened, not with this module.
+"""
 
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-import pyarrow as pa
 from pydantic import BaseModel
 
 from data.errors import RecordError, ShardBroken
 from data.record import Record
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
 
 Split = Literal["train", "holdout"]
 
@@ -48,14 +53,16 @@ class ShardConfig(BaseModel, frozen=True, extra="forbid"):
 class OpenShard:
     """A shard's records in memory."""
 
-    table: pa.Table = field(repr=False)
+    table: "pa.Table" = field(repr=False)
 
     @property
     def num_records(self) -> int:
         return int(self.table.num_rows)
 
-    def rows(self, indices: Sequence[int] | np.ndarray[Any, Any]) -> list[dict[str, Any]]:
+    def rows(self, indices: "Sequence[int] | np.ndarray[Any, Any]") -> list[dict[str, Any]]:
         """The fields of the records at these positions, in this order."""
+        import pyarrow as pa
+
         taken: list[dict[str, Any]] = self.table.take(pa.array(indices, pa.int64())).to_pylist()
         return taken
 
@@ -112,6 +119,8 @@ def open_shard(shard: Shard, content: bytes | memoryview, where: str) -> OpenSha
             f"{shard.digest[:16]}...; it was changed or swapped. "
             "Run `convoy stage shard` and `convoy stage upload` again."
         )
+    import pyarrow as pa
+
     with pa.ipc.open_file(pa.py_buffer(content)) as reader:
         return OpenShard(reader.read_all())
 
@@ -149,11 +158,15 @@ def _split(record: Record, holdout: float, number: int) -> Split:
 def _plain(value: Any) -> Any:
     if isinstance(value, bytes | bytearray | memoryview):
         return {"bytes": bytes(value).hex()}
-    if isinstance(value, np.ndarray | np.generic):
+    if _is_numpy(value):
         return value.tolist()
     if hasattr(value, "isoformat"):
         return value.isoformat()
     raise TypeError(f"a field holds a {type(value).__name__}")
+
+
+def _is_numpy(value: Any) -> bool:
+    return type(value).__module__ == "numpy"
 
 
 def _write(
@@ -178,6 +191,8 @@ def _write(
 
 
 def _encode(rows: list[Mapping[str, Any]], name: str, compression: str) -> memoryview:
+    import pyarrow as pa
+
     columns = sorted({column for row in rows for column in row})
     table = pa.table({c: _column([row.get(c) for row in rows], c, name) for c in columns})
     codec = pa.Codec("zstd", compression_level=1) if compression == "zstd" else None
@@ -189,9 +204,11 @@ def _encode(rows: list[Mapping[str, Any]], name: str, compression: str) -> memor
     return memoryview(sink.getvalue())
 
 
-def _column(values: list[Any], column: str, name: str) -> pa.Array:
+def _column(values: list[Any], column: str, name: str) -> "pa.Array":
+    import pyarrow as pa
+
     try:
-        return pa.array([v.tolist() if isinstance(v, np.ndarray) else v for v in values])
+        return pa.array([v.tolist() if _is_numpy(v) else v for v in values])
     except (pa.ArrowException, OverflowError, UnicodeEncodeError):
         # Arrow's own message would quote the value.
         raise RecordError(

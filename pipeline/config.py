@@ -132,7 +132,7 @@ class Config(BaseModel, frozen=True, extra="forbid"):
                 "`convoy init NAME --from FILE`"
             ) from None
         try:
-            content = yaml.safe_load(text)
+            content = yaml.load(text, Loader=yaml.CSafeLoader)
         except yaml.YAMLError as error:
             raise ConfigError(f"{path} is not YAML: {error}") from None
         if not isinstance(content, dict):
@@ -204,7 +204,7 @@ def _lines_of_keys(text: str) -> dict[tuple[Any, ...], int]:
                 lines[(*loc, index)] = value.start_mark.line + 1
                 walk(value, (*loc, index))
 
-    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    root = yaml.compose(text, Loader=yaml.CSafeLoader)
     if root is not None:
         walk(root, ())
     return lines
