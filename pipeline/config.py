@@ -2,6 +2,7 @@
 
 import difflib
 import os
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,7 @@ class Config(BaseModel, frozen=True, extra="forbid"):
             raise ConfigError(f"{path} is not YAML: {error}") from None
         if not isinstance(content, dict):
             raise ConfigError(f"{path}: must be a mapping of sections")
+        _refuse_dates(content, (), path, text)
         try:
             return cls.model_validate(content)
         except ValidationError as error:
@@ -177,6 +179,17 @@ def _explain(error: ValidationError, path: Path, text: str) -> str:
             message = "is missing"
         messages.append(f"{place}: {field + ': ' if field else ''}{message}")
     return "\n".join(messages)
+
+
+def _refuse_dates(value: Any, loc: tuple[Any, ...], path: Path, text: str) -> None:
+    """DVC, which reads the file too, stops at a bare date with an internal error."""
+    if isinstance(value, date):
+        line = _lines_of_keys(text).get(loc)
+        field = ".".join(str(part) for part in loc)
+        raise ConfigError(f'{path}:{line}: {field}: put the date in quotes: "{value}"')
+    if isinstance(value, dict | list):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            _refuse_dates(inner, (*loc, key), path, text)
 
 
 def _suggest(loc: tuple[Any, ...]) -> str:

@@ -1,5 +1,6 @@
 """What the stages of a workspace left, read back."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,10 +14,11 @@ from pipeline.errors import WorkspaceError
 from pipeline.stages import Placement, read_train_report
 from training.evaluate import Metrics
 from training.registry import ModelVersion
+from training.spec import STEPS_FILE
 
 
 def read_results() -> dict[str, BaseModel]:
-    """The results of shard, upload, train, evaluate and register, by stage; those that are there."""
+    """The results that are there of shard, upload, train, evaluate and register, by stage."""
     readers: dict[str, Callable[[], BaseModel]] = {
         "shard": lambda: read_manifest(workspace.MANIFEST),
         "upload": read_placement,
@@ -35,6 +37,12 @@ def read_results() -> dict[str, BaseModel]:
         except (ManifestError, WorkspaceError):
             continue  # not run yet, or to be run again: `convoy run` says why
     return results
+
+
+def read_steps() -> list[dict[str, float]]:
+    """The logged steps of the last training."""
+    text = (workspace.TRAINED / STEPS_FILE).read_text()
+    return [json.loads(line) for line in text.splitlines()]
 
 
 def read_placement() -> Placement:

@@ -16,13 +16,17 @@ from prefect.artifacts import (
 from pydantic import BaseModel
 
 from data.manifest import Manifest
-from pipeline.plots import draw_loss
+from pipeline.plots import draw_curve
 from pipeline.progress import Progress
+from pipeline.results import read_steps
 from pipeline.stages import Placement, TrainReport
 from training.evaluate import Metrics
 from training.registry import ModelVersion
 
 Rows = list[dict[str, Any]]
+
+_SVG = "http://www.w3.org/2000/svg"
+_COLORS = "background:#fff;--ink:#222;--muted:#555;--line:#ccc;--curve:#1667b7;--warn:#b45309"
 
 
 def publish(stage: str, result: BaseModel, tracking_uri: str) -> None:
@@ -98,7 +102,12 @@ def _placement_rows(placement: Placement) -> Rows:
 
 
 def _publish_training(report: TrainReport) -> None:
-    curve = base64.b64encode(draw_loss().encode()).decode()
+    lines = read_steps()
+    steps = [int(line["step"]) for line in lines]
+    drawing = draw_curve("loss", steps, [line["loss"] for line in lines], "loss")
+    # As an image it has no page to take its colours from.
+    standalone = drawing.replace("<svg ", f'<svg xmlns="{_SVG}" style="{_COLORS}" ', 1)
+    curve = base64.b64encode(standalone.encode()).decode()
     excluded = [
         f"| {e.jurisdiction} | {e.num_records} | {e.reason} |" for e in report.excluded
     ] or ["| none | 0 | |"]

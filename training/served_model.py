@@ -24,7 +24,8 @@ class ServedModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc, name-defined
         load_model(self.model, context.artifacts["weights"])
         self.model.eval()
 
-    def predict(self, context: Any, model_input: Any, params: Any = None) -> list[Any]:
+    # For another type hint MLflow would warn that it is no schema; the signature is one.
+    def predict(self, context: Any, model_input: pd.DataFrame, params: Any = None) -> list[Any]:
         rows = _rows(model_input)
         with torch.inference_mode():
             if hasattr(self.workload, "predict"):

@@ -27,10 +27,6 @@ _FLUSH_SECONDS = 30.0
 
 def open_client(tracking_uri: str) -> "MlflowClient":
     """A client of the tracking and registry server. Loads MLflow."""
-    import logging
-
-    logging.getLogger("mlflow").setLevel(logging.WARNING)
-    logging.getLogger("alembic").setLevel(logging.WARNING)
     from mlflow.tracking import MlflowClient
 
     return MlflowClient(tracking_uri, tracking_uri)

@@ -3,9 +3,8 @@
 import argparse
 from pathlib import Path
 
-from pipeline.report import write_report
-
 from pipeline.config import Config
+from pipeline.report import write_report
 
 
 def main(options: argparse.Namespace) -> int:
