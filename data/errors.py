@@ -1,7 +1,7 @@
 """Errors of the dataset domain.
 
 DataError
-├── RecordError       a record that cannot be sharded: no jurisdiction, a field Arrow cannot hold
+├── RecordRefused     a record that cannot be sharded: no jurisdiction, a field Arrow cannot hold
 ├── ManifestError     a manifest that is missing, malformed or of another dataset
 ├── ShardBroken       a shard that was changed, cut or swapped
 └── ResidencyError    something may not be where it was asked to be
@@ -14,7 +14,7 @@ class DataError(ConvoyError):
     """The dataset, not the code, is what has to change."""
 
 
-class RecordError(DataError):
+class RecordRefused(DataError):  # noqa: N818  a state, as in `SealBroken`
     """A record cannot be sharded."""
 
 

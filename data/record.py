@@ -5,6 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 
+class RecordError(ValueError):
+    """A record cannot be read.
+
+    Its message names file, line and field, and never content: Convoy passes it on as it is, while
+    the text of any other exception of a workload stays on the machine.
+    """
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     """One sample.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel
 
-from data.errors import RecordError, ShardBroken
+from data.errors import RecordRefused, ShardBroken
 from data.record import Record
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def write_shards(
 
     The same records in the same order and the same config give the same bytes. At most
     `records_per_shard` records of each split and jurisdiction are in memory at once.
-    Raises RecordError naming the record by its place in the input, never by its content.
+    Raises RecordRefused naming the record by its place in the input, never by its content.
     """
     pending: dict[tuple[Split, str], list[Mapping[str, Any]]] = {}
     counts: dict[tuple[Split, str], int] = {}
@@ -127,17 +127,17 @@ def open_shard(shard: Shard, content: bytes | memoryview, where: str) -> OpenSha
 
 def _check(record: Record, number: int) -> None:
     if not isinstance(record, Record):
-        raise RecordError(
+        raise RecordRefused(
             f"record {number} of the workload's records() is a {type(record).__name__}; "
             "yield data.record.Record(fields, jurisdiction)"
         )
     if not isinstance(record.jurisdiction, str) or not record.jurisdiction.strip():
-        raise RecordError(
+        raise RecordRefused(
             f"record {number} of the workload's records() has no jurisdiction; "
             "every record must say whose law it is under, for example 'EU'"
         )
     if not record.jurisdiction.replace("-", "").replace("_", "").isalnum():
-        raise RecordError(
+        raise RecordRefused(
             f"record {number} of the workload's records(): a jurisdiction is letters, digits, "
             "'-' and '_' alone, since it names files"
         )
@@ -147,7 +147,7 @@ def _split(record: Record, holdout: float, number: int) -> Split:
     try:
         text = json.dumps(record.fields, sort_keys=True, ensure_ascii=False, default=_plain)
     except TypeError as error:
-        raise RecordError(
+        raise RecordRefused(
             f"record {number} of the workload's records(): {error}; "
             "fields hold text, bytes, numbers, dates, lists, mappings and numpy arrays"
         ) from None
@@ -211,7 +211,7 @@ def _column(values: list[Any], column: str, name: str) -> "pa.Array":
         return pa.array([v.tolist() if _is_numpy(v) else v for v in values])
     except (pa.ArrowException, OverflowError, UnicodeEncodeError):
         # Arrow's own message would quote the value.
-        raise RecordError(
+        raise RecordRefused(
             f"field '{column}' in shard {name}: its values have no one Arrow type; "
             "give the field one type in the workload's records()"
         ) from None

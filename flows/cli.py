@@ -88,6 +88,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         code: int = command.main(options)
     except ConvoyError as error:
+        if error.detail is not None and error.detail.is_file():
+            print(error.detail.read_text(encoding="utf-8"), file=sys.stderr)
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -14,7 +14,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from data.manifest import Manifest, read_manifest
-from data.record import Record
+from data.record import Record, RecordError
 from data.residency import Exclusion
 from data.shard import Shard, write_shards
 from data.transfer import UploadReceipt, open_region, read_receipt, upload_region
@@ -31,6 +31,7 @@ from pipeline.errors import ConfigError, PipelineError, WorkspaceError
 from pipeline.lineage import lineage_tags
 from pipeline.progress import report
 from pipeline.runs import open_run
+from pipeline.usercode import explain_user_error
 from storage.access_log import AccessLog
 from storage.errors import ConvoyError
 from training.errors import WorkloadError
@@ -137,11 +138,12 @@ def _known(records: Iterator[Record], config: Config, unknown: Counter[str]) -> 
                 yield record
     except ConvoyError:
         raise
+    except RecordError as error:
+        raise WorkloadError(f"{config.workload.module}.records(): {error}") from None
     except Exception as error:
-        raise WorkloadError(
-            f"{config.workload.module}.records() failed after record {number}: "
-            f"{type(error).__name__}: {error}"
-        ) from error
+        raise explain_user_error(
+            error, f"{config.workload.module}.records(), after {number} records,"
+        ) from None
     report("shard", number, number, "records")
 
 

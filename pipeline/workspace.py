@@ -73,7 +73,7 @@ def lock_workspace(root: Path, what: str) -> Iterator[None]:
     The kernel drops the lock with its owner, however that one ends.
     """
     path = root / LOCK
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with path.open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -12,8 +12,19 @@ No message holds a secret or a plaintext.
 """
 
 
+from pathlib import Path
+
+
 class ConvoyError(Exception):
-    """The root of every error that Convoy raises for its user."""
+    """The root of every error that Convoy raises for its user.
+
+    detail: a file on this machine with what the message must not carry elsewhere, such as the text
+    of an exception of the user's own code, which may quote a record.
+    """
+
+    def __init__(self, message: str, *, detail: Path | None = None) -> None:
+        super().__init__(message)
+        self.detail = detail
 
 
 class StorageError(ConvoyError):

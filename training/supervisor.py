@@ -20,9 +20,6 @@ from training.spec import STEPS_FILE, TrainSpec
 _POLL_SECONDS = 0.2
 _GRACE_SECONDS = 10.0
 
-# What gloo says in the ranks that lost a peer: never the cause.
-_PEER_LOST = ("Connection closed by peer", "Connection reset", "connectFullMesh", "Broken pipe")
-
 
 class Incident(BaseModel, frozen=True, extra="forbid"):
     """Something that went wrong in a run."""
@@ -55,7 +52,10 @@ def run_workers(
             return tuple(incidents)
         incidents.append(incident)
         if incident.cause == "error":
-            raise WorkersFailed(f"{incident.message}\nLogs of all ranks: {_log_directory(spec)}")
+            raise WorkersFailed(
+                f"{incident.message}. Logs of all ranks: {_log_directory(spec)}",
+                detail=spec.run_directory / f"failure-{incident.rank}.txt",
+            )
         if len(incidents) > spec.config.max_restarts:
             raise WorkersFailed(
                 f"the workers were killed {len(incidents)} times, more than train.max_restarts "
@@ -164,14 +164,13 @@ def _explain(spec: TrainSpec, code: int, last_step: int, seconds: float) -> Inci
         (json.loads(p.read_bytes()) for p in spec.run_directory.glob("failure-*.json")),
         key=lambda failure: float(failure["time"]),
     )
-    own = [f for f in failures if not any(sign in f["message"] for sign in _PEER_LOST)]
+    own = [failure for failure in failures if not failure["peer_lost"]]
     if own:
         first = own[0]
-        text = first["message"] if first["known"] else first["traceback"].rstrip()
         return Incident(
             cause="error",
             rank=first["rank"],
-            message=f"rank {first['rank']} failed: {text}",
+            message=f"rank {first['rank']} failed: {first['message']}",
             last_step=last_step,
             seconds=seconds,
         )

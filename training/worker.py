@@ -12,6 +12,9 @@ from storage.errors import ConvoyError
 from training.process import die_with_parent
 from training.spec import TrainSpec
 
+# What gloo says in the ranks that lost a peer: never the cause.
+_PEER_LOST = ("Connection closed by peer", "Connection reset", "connectFullMesh", "Broken pipe")
+
 
 def run(spec: TrainSpec) -> None:
     """Join the process group, train, leave it."""
@@ -42,17 +45,25 @@ def main(path: Path) -> None:
     try:
         run(spec)
     except Exception as error:
-        rank = os.environ["RANK"]
-        failure = {
-            "rank": int(rank),
-            "time": time.time(),
-            "type": type(error).__name__,
-            "message": str(error),
-            "known": isinstance(error, ConvoyError),
-            "traceback": traceback.format_exc(),
-        }
-        (path.parent / f"failure-{rank}.json").write_text(json.dumps(failure))
+        _leave_failure(error, path.parent, int(os.environ["RANK"]))
         raise
+
+
+def _leave_failure(error: Exception, directory: Path, rank: int) -> None:
+    """What may be said anywhere as JSON; the whole traceback, which may quote a record, beside it."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    place = f"{type(error).__name__} at {Path(frame.filename).name}:{frame.lineno}"
+    failure = {
+        "rank": rank,
+        "time": time.time(),
+        "message": str(error) if isinstance(error, ConvoyError) else place,
+        "peer_lost": any(sign in str(error) for sign in _PEER_LOST),
+    }
+    descriptor = os.open(directory / f"failure-{rank}.txt", os.O_WRONLY | os.O_CREAT, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.truncate()
+        file.write(traceback.format_exc())
+    (directory / f"failure-{rank}.json").write_text(json.dumps(failure))
 
 
 if __name__ == "__main__":

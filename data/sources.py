@@ -1,0 +1,264 @@
+"""Raw input files as rows of named fields: jsonl, csv, parquet and plain text.
+
+A workload that `convoy init` wrote reads its input through `read_source`, inside `records()`: the
+registered model carries `data.record` alone. Errors name file, line and field, never a value.
+"""
+
+import csv
+import json
+import math
+import re
+import unicodedata
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from data.errors import DataError
+
+Convert = Callable[[Any], Any]
+
+_NOT_GIVEN = frozenset({"na", "n/a", "nan", "null", "none", "?"})
+_DELIMITERS = ",;\t|"
+_MAX_FIELD_BYTES = 16 << 20
+_MAX_JURISDICTION = 64
+
+
+class SourceError(DataError):
+    """A raw input file is missing, or something in it cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One record of a raw input file, as it stands there, and where it stands."""
+
+    file: Path
+    number: int
+    """The line on which it begins, from 1; in a parquet file the row, from 1."""
+    fields: dict[str, Any]
+
+    @property
+    def place(self) -> str:
+        return f"{self.file}:{self.number}"
+
+
+def read_source(
+    path: Path, types: Mapping[str, Convert] | None = None, required: Collection[str] = ()
+) -> Iterator[dict[str, Any]]:
+    """The records of a file, or of all files in a folder in the order of their names.
+
+    types: the fields to take, each with what converts a value: `number`, `text`, `jurisdiction`,
+        or any function that raises ValueError. None stands for an empty value. Without types
+        every field is given as it stands in the file.
+    required: fields that must not be empty.
+    Raises SourceError naming file, line and field.
+    """
+    for row in read_rows(path):
+        fields = row.fields
+        if types is not None:
+            fields = {name: _convert(row, name, convert) for name, convert in types.items()}
+        for name in required:
+            if is_empty(fields.get(name)):
+                raise SourceError(
+                    f"{row.place}: field '{name}' is empty: fill it in, or leave the record out"
+                )
+        yield fields
+
+
+def read_rows(path: Path) -> Iterator[Row]:
+    """The rows of a file, or of all files in a folder in the order of their names, as they stand.
+
+    Raises SourceError naming file and line.
+    """
+    if path.is_dir():
+        for file in sorted(path.rglob("*")):
+            if file.is_file() and not file.name.startswith("."):
+                yield from read_rows(file)
+        return
+    if not path.is_file():
+        raise SourceError(f"there is no file {path}")
+    yield from _READERS[find_format(path)](path)
+
+
+def find_format(path: Path) -> str:
+    """`csv`, `jsonl`, `parquet` or `text`, by the end of the file's name. Raises SourceError."""
+    try:
+        return _SUFFIXES[path.suffix.lower()]
+    except KeyError:
+        raise SourceError(
+            f"{path}: files ending in '{path.suffix}' are not read; known are "
+            f"{', '.join(_SUFFIXES)}. Convert it, or write a records() that reads it"
+        ) from None
+
+
+def is_empty(value: Any) -> bool:
+    """Whether a value says nothing: null, blank or not a number."""
+    if isinstance(value, str):
+        return not value.strip()
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def number(value: Any) -> float | None:
+    """A finite number; None for NA, NaN, null, none and `?`. Raises ValueError."""
+    if isinstance(value, str):
+        value = value.strip()
+        if value.lower() in _NOT_GIVEN:
+            return None
+    if isinstance(value, bool) or (isinstance(value, str) and "_" in value):
+        raise ValueError
+    result = float(value)
+    if math.isinf(result):
+        raise ValueError
+    return None if math.isnan(result) else result
+
+
+def text(value: Any) -> str:
+    """Any value as text: lists and mappings as JSON, 3.0 as 3. Raises ValueError for bytes that are
+    not UTF-8."""
+    if isinstance(value, str):
+        return value.strip()
+    if isinstance(value, bytes):
+        return value.decode("utf-8").strip()
+    if isinstance(value, list | dict):
+        return json.dumps(value, ensure_ascii=False, sort_keys=True, default=text)
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(value)
+
+
+def jurisdiction(value: Any) -> str:
+    """A value as the name of a jurisdiction, which names files: all but letters, digits, `-` and
+    `_` becomes `-`, so that `United Kingdom` is `United-Kingdom`. Raises ValueError when nothing
+    is left."""
+    name = re.sub(r"[^\w-]+", "-", unicodedata.normalize("NFC", text(value))).strip("-_")
+    if not name or len(name) > _MAX_JURISDICTION:
+        raise ValueError
+    return name
+
+
+def _convert(row: Row, name: str, convert: Convert) -> Any:
+    value = row.fields.get(name)
+    if is_empty(value):
+        return None
+    try:
+        return convert(value)
+    except (ValueError, TypeError):
+        # What was raised would quote the value.
+        raise SourceError(
+            f"{row.place}: field '{name}' is no {convert.__name__}: correct it, "
+            "or read the field as text"
+        ) from None
+
+
+def _read_csv(path: Path) -> Iterator[Row]:
+    csv.field_size_limit(_MAX_FIELD_BYTES)
+    delimiter = "\t" if path.suffix.lower() == ".tsv" else _find_delimiter(path)
+    reader = csv.reader(_lines(path), delimiter=delimiter, strict=True)
+    header: list[str] | None = None
+    begin = 1
+    try:
+        for cells in reader:
+            if header is None:
+                header = _name_columns(path, cells)
+            elif cells:
+                if len(cells) != len(header):
+                    raise SourceError(
+                        f"{path}:{begin}: {len(cells)} fields, but the header names "
+                        f"{len(header)}: quote values that hold '{delimiter}', or correct the line"
+                    )
+                yield Row(path, begin, dict(zip(header, cells, strict=True)))
+            begin = reader.line_num + 1
+    except csv.Error as error:
+        raise SourceError(
+            f"{path}:{begin}: not csv ({error}): look for a quote that is not closed"
+        ) from None
+
+
+def _find_delimiter(path: Path) -> str:
+    """The one that gives the header most columns; csv.Sniffer guesses from the values' text."""
+    widths: dict[str, int] = {}
+    for delimiter in _DELIMITERS:
+        try:
+            widths[delimiter] = len(next(csv.reader(_lines(path), delimiter=delimiter), []))
+        except csv.Error as error:
+            raise SourceError(f"{path}:1: not csv ({error}): correct the header") from None
+    return max(widths, key=lambda delimiter: widths[delimiter])
+
+
+def _name_columns(path: Path, cells: list[str]) -> list[str]:
+    names = [cell.strip() or f"column_{index}" for index, cell in enumerate(cells, start=1)]
+    repeated = next((name for name in names if names.count(name) > 1), None)
+    if repeated is not None:
+        raise SourceError(f"{path}:1: two columns are named '{repeated}': rename one")
+    return names
+
+
+def _read_jsonl(path: Path) -> Iterator[Row]:
+    for begin, line in enumerate(_lines(path), start=1):
+        if not line.strip():
+            continue
+        try:
+            fields = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise SourceError(
+                f"{path}:{begin}: not JSON ({error.msg}, column {error.colno}): "
+                "write one object a line"
+            ) from None
+        if not isinstance(fields, dict):
+            raise SourceError(f"{path}:{begin}: not a JSON object: write one object a line")
+        yield Row(path, begin, fields)
+
+
+def _read_parquet(path: Path) -> Iterator[Row]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    begin = 1
+    try:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=1024):
+                for fields in batch.to_pylist():
+                    yield Row(path, begin, fields)
+                    begin += 1
+    except (pa.ArrowException, OSError) as error:
+        raise SourceError(
+            f"{path}: row {begin}: parquet cannot be read ({type(error).__name__}): "
+            "the file is cut or of another format; write it again"
+        ) from None
+
+
+def _read_text(path: Path) -> Iterator[Row]:
+    for begin, line in enumerate(_lines(path), start=1):
+        if line.strip():
+            yield Row(path, begin, {"text": line.strip()})
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """Decoded line by line, so that an error can name the line."""
+    with path.open("rb") as file:
+        for begin, line in enumerate(file, start=1):
+            try:
+                yield line.decode("utf-8-sig" if begin == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise SourceError(
+                    f"{path}:{begin}: byte {error.start + 1} of the line is not UTF-8: "
+                    "save the file as UTF-8"
+                ) from None
+
+
+_READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
+    "csv": _read_csv,
+    "jsonl": _read_jsonl,
+    "parquet": _read_parquet,
+    "text": _read_text,
+}
+_SUFFIXES = {
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".parquet": "parquet",
+    ".txt": "text",
+    ".text": "text",
+    ".md": "text",
+}
