@@ -11,6 +11,7 @@ import trustme
 
 from storage.errors import KeyringError
 from storage.keyring import check_keyring, open_keyring
+from storage.kms import KmsKeyring
 from storage.region import Region
 from tests.servers import MotoServer, OpenBao
 from tests.storage.conftest import MakeRegion, file_region
@@ -162,8 +163,11 @@ class TestKmsKeyring:
     def test_no_variable_leads_to_another_service(
         self, server: MotoServer, region: Region, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setenv("AWS_ENDPOINT_URL_KMS", "http://127.0.0.1:1")
-        check_keyring(_with_key(region, server.wrapping_key_url("eu-west-1")))
+        monkeypatch.setenv("AWS_ENDPOINT_URL_KMS", server.endpoint)
+        url = server.wrapping_key_url("eu-west-1").partition("?")[0]
+        keyring = open_keyring(_with_key(region, url))
+        assert isinstance(keyring, KmsKeyring)
+        assert keyring._client.meta.endpoint_url == "https://kms.eu-west-1.amazonaws.com"
 
 
 class TestVaultKeyring:
