@@ -38,17 +38,20 @@ _SCRIPT_OF = {
     for countries, scripts, charset in _SCRIPTS
     for country in countries.split()
 }
-# GeoNames has most places of these two in Russian as well: a name that Russian letters cannot write
-# is surely the country's own.
+# GeoNames has most places of these two in Russian as well: a name that Russian letters can write
+# counts for less than one that they cannot.
 _RUSSIAN_TOO = frozenset({"BY", "UA"})
+_DOUBT = 0.8
+# Beijing is also called Beijing-city: there the part is the name, and the whole a variant of it.
+_CITY_IS_A_SUFFIX = frozenset({"CJK", "HANGUL"})
 
 
 def own_name(country: str, alternate_names: Sequence[str]) -> str:
     """The name in the country's own script, or "" where GeoNames has none.
 
     GeoNames gives the spellings without their languages. Of those in the country's script the one
-    most like all the others is chosen, since variants gather round the name they vary. One that
-    is a part of another is fully like it: a city, and the city of.
+    most like all the others is chosen, since variants gather round the name they vary: a guess,
+    and now and then a neighbour's spelling.
     """
     if country not in _SCRIPT_OF:
         return ""
@@ -56,9 +59,12 @@ def own_name(country: str, alternate_names: Sequence[str]) -> str:
     names = [
         name for name in alternate_names if _is_in(name, scripts) and _can_write(charset, name)
     ]
-    if country in _RUSSIAN_TOO:
-        names = [name for name in names if not _can_write("koi8-r", name)] or names
-    return min(names, key=lambda name: (-_likeness(name, names), len(name), name), default="")
+
+    def likeness(name: str) -> float:
+        doubt = _DOUBT if country in _RUSSIAN_TOO and _can_write("koi8-r", name) else 1.0
+        return doubt * sum(_ratio(name, other, scripts) for other in names)
+
+    return min(names, key=lambda name: (-likeness(name), len(name), name), default="")
 
 
 def _is_in(name: str, scripts: frozenset[str]) -> bool:
@@ -75,8 +81,7 @@ def _can_write(charset: str, name: str) -> bool:
     return True
 
 
-def _likeness(name: str, others: Sequence[str]) -> float:
-    return sum(
-        1.0 if name in other else difflib.SequenceMatcher(None, name, other, False).ratio()
-        for other in others
-    )
+def _ratio(name: str, other: str, scripts: frozenset[str]) -> float:
+    if scripts & _CITY_IS_A_SUFFIX and name in other:
+        return 1.0
+    return difflib.SequenceMatcher(None, name, other, False).ratio()
