@@ -114,7 +114,7 @@ def metrics(output: "Tensor", target: "Tensor") -> dict[str, tuple[float, float]
     """Accuracy, the share of images read rightly, and loss in nats an image."""
     count = float(len(target))
     correct = float((output.argmax(dim=-1) == target).sum())
-    return {"accuracy": (correct, count), "loss": (float(loss(output, target)) * count, count)}
+    return {"accuracy": (correct, count), "loss": (loss(output, target).item() * count, count)}
 
 
 def baselines(train: Iterable[Mapping[str, Any]]) -> dict[str, Scorer]:

@@ -183,7 +183,7 @@ def loss(output: "Tensor", target: "Tensor") -> "Tensor":
 def metrics(output: "Tensor", target: "Tensor") -> dict[str, tuple[float, float]]:
     """Bits for each predicted byte: total bits, and the number of bytes."""
     num_bytes = int((target != _IGNORED).sum())
-    return {"bits_per_byte": (float(_nats(output, target)) / math.log(2), num_bytes)}
+    return {"bits_per_byte": (_nats(output, target).item() / math.log(2), num_bytes)}
 
 
 def _nats(output: "Tensor", target: "Tensor") -> "Tensor":
@@ -195,21 +195,22 @@ def _nats(output: "Tensor", target: "Tensor") -> "Tensor":
 
 
 def baselines(train: Iterable[Mapping[str, Any]]) -> dict[str, Scorer]:
-    """A byte unigram and a byte trigram, over the same bytes as the model.
+    """Byte n-grams over the same bytes as the model, the line feed that ends a place among them.
 
-    The trigram is told the country as the model is: its longest context is the country and the two
-    bytes before. Both know the line feed that ends a place.
+    unigram: no context. trigram: the two bytes before, which at the start of a name are its
+    country's. country_trigram: also the country, throughout, as the model is told it.
     """
     lines = [_line(fields) for fields in train]
-    ngrams = {
-        "unigram": NGram(lines, _unigram_contexts, _COUNTRY_BYTES),
-        "trigram": NGram(lines, _trigram_contexts, _COUNTRY_BYTES),
+    contexts = {
+        "unigram": _unigram_contexts,
+        "trigram": _trigram_contexts,
+        "country_trigram": _country_trigram_contexts,
     }
+    return {name: _scorer(NGram(lines, each, _COUNTRY_BYTES)) for name, each in contexts.items()}
 
-    def scorer(ngram: NGram) -> Scorer:
-        return lambda rows: {"bits_per_byte": ngram.bits([_line(fields) for fields in rows])}
 
-    return {name: scorer(ngram) for name, ngram in ngrams.items()}
+def _scorer(ngram: NGram) -> Scorer:
+    return lambda rows: {"bits_per_byte": ngram.bits(_line(fields) for fields in rows)}
 
 
 def _unigram_contexts(line: bytes, position: int) -> tuple[bytes, ...]:
@@ -217,8 +218,12 @@ def _unigram_contexts(line: bytes, position: int) -> tuple[bytes, ...]:
 
 
 def _trigram_contexts(line: bytes, position: int) -> tuple[bytes, ...]:
-    before = line[position - 2 : position]
-    return (b"", before[1:], before, line[:_COUNTRY_BYTES] + before)
+    return (b"", line[position - 1 : position], line[position - 2 : position])
+
+
+def _country_trigram_contexts(line: bytes, position: int) -> tuple[bytes, ...]:
+    shorter = _trigram_contexts(line, position)
+    return (*shorter, line[:_COUNTRY_BYTES] + shorter[-1])
 
 
 def predict(model: "nn.Module", rows: list[dict[str, Any]]) -> list[str]:

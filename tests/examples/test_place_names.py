@@ -179,26 +179,25 @@ def test_unigram_by_hand() -> None:
     assert bits == pytest.approx(-2 * math.log2(seen) - math.log2(unseen))
 
 
-def test_trigram_by_hand() -> None:
+def test_trigrams_by_hand() -> None:
     scorers = place_names.baselines([YPRES, YPRES, YPRES])
-    # "BEY\n" three times. Shortest context: "Y" and "\n", 3 of 6 each, 2 different bytes. Every
-    # longer one has 3 bytes, all the same: p = (3 + p') / 4, three times over.
+    # "BEY\n" three times. Without context: "Y" and "\n", 3 of 6 each, 2 different bytes. In every
+    # longer context 3 bytes, all the same: p = (3 + p of the shorter) / (3 + 1).
     zero = (3 + 2 / 256) / 8
-    chance = (3 + (3 + (3 + zero) / 4) / 4) / 4
-    bits, num_bytes = scorers["trigram"]([YPRES])["bits_per_byte"]
-    assert bits == pytest.approx(-2 * math.log2(chance))
-    assert num_bytes == 2
-    # In another country the longest context is new, and at the start so are the others.
-    other = {**YPRES, "country": "GB"}
-    inner = (3 + (3 + zero) / 4) / 4
-    bits, _ = scorers["trigram"]([other])["bits_per_byte"]
-    last = (3 + zero) / 4  # after "BY" as a pair nothing was seen, after "Y" alone it was
-    assert bits == pytest.approx(-math.log2(zero) - math.log2(last))
-    assert inner > last
+    one = (3 + zero) / 4
+    two = (3 + one) / 4
+    three = (3 + two) / 4
+    for name, chance in (("trigram", two), ("country_trigram", three)):
+        bits, num_bytes = scorers[name]([YPRES])["bits_per_byte"]
+        assert bits == pytest.approx(-2 * math.log2(chance))
+        assert num_bytes == 2
+        # In another country "Y" comes in a context never seen, and "\n" after one seen byte.
+        bits, _ = scorers[name]([{**YPRES, "country": "GB"}])["bits_per_byte"]
+        assert bits == pytest.approx(-math.log2(zero) - math.log2(one))
 
 
 def test_a_baseline_spends_a_whole_probability() -> None:
-    ngram = NGram([b"FRParis\n", b"FRPau\n"], place_names._trigram_contexts, 2)
+    ngram = NGram([b"FRParis\n", b"FRPau\n"], place_names._country_trigram_contexts, 2)
     for line in (b"FRPar", b"FRPax", b"DE\xffz"):
         chances = [ngram.chance(line[:-1] + bytes([byte]), len(line) - 1) for byte in range(256)]
         assert sum(chances) == pytest.approx(1)
