@@ -1,0 +1,114 @@
+"""Curves of a training run as inline SVG that takes its font and colours from the page.
+
+Drawn by matplotlib in placeholder colours, which become CSS variables: one drawing is crisp and
+readable in light, in dark and on paper. Equal numbers give equal bytes.
+"""
+
+import html
+import io
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+# Placeholder colours, and the page's CSS variables that take their place.
+_VARIABLES = {
+    "#010101": "--ink",
+    "#020202": "--muted",
+    "#030303": "--line",
+    "#040404": "--curve",
+    "#050505": "--warn",
+}
+_INK, _MUTED, _LINE, _CURVE, _WARN = _VARIABLES
+
+_STYLE = {
+    "svg.fonttype": "none",  # text stays text
+    "font.size": 9.5,
+    "text.color": _INK,
+    "axes.labelcolor": _INK,
+    "axes.edgecolor": _LINE,
+    "axes.facecolor": "none",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "figure.facecolor": "none",
+    "grid.color": _LINE,
+    "grid.linewidth": 0.6,
+    "xtick.color": _LINE,
+    "ytick.color": _LINE,
+    "xtick.labelcolor": _MUTED,
+    "ytick.labelcolor": _MUTED,
+}
+
+
+def draw_curve(
+    name: str,
+    steps: Sequence[int],
+    values: Sequence[float],
+    unit: str,
+    restarts: Sequence[int] = (),
+) -> str:
+    """A curve over steps as an SVG element for an HTML page.
+
+    `name` makes its ids unique in the page; `unit` labels the y axis; `restarts` are steps after
+    which the workers were started again, marked by dashed lines. A value that is not finite is a
+    gap.
+    """
+    import matplotlib.style
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    finite = [value if math.isfinite(value) else math.nan for value in values]
+    overrides: dict[str, Any] = {**_STYLE, "svg.hashsalt": name}
+    with matplotlib.style.context(["default", overrides]):
+        figure = Figure(figsize=(4.6, 2.7), layout="constrained")
+        axes = figure.add_subplot()
+        for step in restarts:
+            axes.axvline(step, color=_WARN, linewidth=1, linestyle=(0, (3, 3)))
+        # A single point has no line to be seen by.
+        axes.plot(steps, finite, color=_CURVE, linewidth=1.7, marker="o" if len(steps) < 3 else "")
+        axes.set_xlabel("step")
+        axes.set_ylabel(unit)
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        axes.yaxis.set_major_locator(MaxNLocator(5))
+        # Plain text: matplotlib's own numbers are set glyph by glyph, in its own font.
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.6g}"))
+        axes.set_axisbelow(True)
+        axes.tick_params(length=0)
+        drawing = io.StringIO()
+        figure.savefig(
+            drawing,
+            format="svg",
+            metadata={"Creator": None, "Date": None, "Format": None, "Type": None},
+        )
+    return _inline(drawing.getvalue(), name, f"{unit}: {describe_curve(steps, values)}")
+
+
+def describe_curve(steps: Sequence[int], values: Sequence[float]) -> str:
+    """The curve in words, for those who do not see it."""
+    known = [point for point in zip(steps, values, strict=True) if math.isfinite(point[1])]
+    if not known:
+        return f"No number in {len(steps)} logged steps."
+    (first_step, first), (last_step, last) = known[0], known[-1]
+    low, high = min(value for _, value in known), max(value for _, value in known)
+    return (
+        f"{first:.4g} at step {first_step:,}, {last:.4g} at step {last_step:,}; "
+        f"between {low:.4g} and {high:.4g}."
+    )
+
+
+def _inline(document: str, name: str, description: str) -> str:
+    """The document's <svg> element: ids of its own, colours of the page, scaled by the page."""
+    body = document[document.index("<svg ") :]
+    # A style element of an inline SVG would reach the whole page.
+    body = re.sub(r"<style[^>]*>.*?</style>", "", body, flags=re.DOTALL)
+    body = re.sub(r'\bid="', f'id="{name}-', body)
+    body = re.sub(r'(href="#|url\(#)', rf"\1{name}-", body)
+    body = re.sub(r"font-family: [^;\"]*; ?", "", body)
+    for color, variable in _VARIABLES.items():
+        body = body.replace(color, f"var({variable})")
+    box = re.search(r'viewBox="[^"]*"', body)
+    assert box is not None  # matplotlib always writes one
+    start = f'<svg role="img" aria-label="{html.escape(description)}" {box[0]}>'
+    return start + body[body.index(">") + 1 :].rstrip()
