@@ -14,7 +14,7 @@ class DataError(ConvoyError):
     """The dataset, not the code, is what has to change."""
 
 
-class RecordRefused(DataError):  # noqa: N818  a state, as in `SealBroken`
+class RecordRefused(DataError):
     """A record cannot be sharded."""
 
 
@@ -22,7 +22,7 @@ class ManifestError(DataError):
     """A manifest is missing, malformed or of another dataset."""
 
 
-class ShardBroken(DataError):  # noqa: N818  a state, as in `SealBroken`
+class ShardBroken(DataError):
     """A shard is not what its manifest says."""
 
 

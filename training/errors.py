@@ -18,7 +18,7 @@ class WorkloadError(TrainingError):
     """The user's module does not fit."""
 
 
-class WorkersFailed(TrainingError):  # noqa: N818  it says what happened, not what it is
+class WorkersFailed(TrainingError):
     """The workers ended before the last step."""
 
 

@@ -1,0 +1,36 @@
+"""What all tests share: an environment of their own, and one Prefect server for the flows."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flows.environment import prepare_environment
+from flows.services import await_healthy, free_port, running
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _environment() -> Iterator[None]:
+    """Telemetry off, nothing inherited that would point a test at somebody's servers."""
+    before = dict(os.environ)
+    for name in ("PREFECT_API_URL", "PREFECT_HOME", "PREFECT_PROFILE", "MLFLOW_TRACKING_URI"):
+        os.environ.pop(name, None)
+    prepare_environment(Path("/nonexistent"))
+    del os.environ["PREFECT_HOME"]
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture(scope="session")
+def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """A real Prefect server; gives the environment by which commands find it."""
+    home = tmp_path_factory.mktemp("prefect")
+    url = f"http://127.0.0.1:{free_port(0)}"
+    environment = {"PREFECT_HOME": str(home), "PREFECT_API_URL": f"{url}/api"}
+    port = url.rsplit(":", 1)[1]
+    command = ["prefect", "server", "start", "--host", "127.0.0.1", "--port", port]
+    with running("prefect", command, home / "server.log", environment) as service:
+        await_healthy(service, f"{url}/api/health")
+        yield environment
