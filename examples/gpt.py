@@ -1,5 +1,8 @@
 """A small GPT: a decoder-only transformer, pre-norm, with learned positions.
 
+One thing is added, for a model this small and trained this briefly: a token is also told the two
+before it, by embeddings of their own, so that the first layer need not learn to look back.
+
 Written out rather than assembled from `nn.TransformerEncoder`, so that every matrix has a name that
 a parallel plan can point at: the heads of `wq`, `wk` and `wv` may be split over processes (`view`
 takes the number of heads from what it is given), and `layers` may be split into pipeline stages.
@@ -11,6 +14,8 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+_LOOK_BACK = 2
 
 
 class Attention(nn.Module):
@@ -78,6 +83,7 @@ class GPT(nn.Module):
         self.max_length = max_length
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(max_length, width)
+        self.before = nn.ModuleList(nn.Embedding(vocabulary, width) for _ in range(_LOOK_BACK))
         self.layers = nn.ModuleDict(
             {str(index): Block(width, num_heads) for index in range(num_layers)}
         )
@@ -99,6 +105,8 @@ class GPT(nn.Module):
         if length > self.max_length:
             raise ValueError(f"a sequence of {length} tokens; max_length is {self.max_length}")
         x = self.tokens(tokens) + self.positions(torch.arange(length, device=tokens.device))
+        for distance, embedding in enumerate(self.before, 1):
+            x = x + embedding(F.pad(tokens, (distance, 0))[:, :length])
         for layer in self.layers.values():
             x = layer(x)
         logits: Tensor = self.head(self.norm(x))
