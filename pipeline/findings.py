@@ -74,7 +74,9 @@ def read_findings(config: Config, root: Path) -> Findings:
     manifest = attempt("shard", partial(read_manifest, root / workspace.MANIFEST))
     receipts: dict[str, UploadReceipt] = {}
     if manifest is None:
-        problems["upload"] = "there is no manifest to place: run `convoy stage upload` after shard"
+        problems["upload"] = (
+            "without a manifest nothing can be placed: run `convoy stage upload` next"
+        )
     else:
         for region in list_regions(config, root):
             path = root / workspace.RECEIPTS / f"{region}.json"

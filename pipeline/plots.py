@@ -23,7 +23,7 @@ _INK, _MUTED, _LINE, _CURVE, _WARN = _VARIABLES
 
 _STYLE = {
     "svg.fonttype": "none",  # text stays text
-    "font.size": 9.5,
+    "font.size": 10.5,
     "text.color": _INK,
     "axes.labelcolor": _INK,
     "axes.edgecolor": _LINE,

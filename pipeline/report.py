@@ -141,19 +141,16 @@ def _describe_places(
     config: Config, root: Path, findings: Findings, now: datetime
 ) -> dict[str, Any]:
     regions = list_regions(config, root)
-    manifest, receipts = findings.manifest, findings.receipts
-    if manifest is None:
-        return {"regions": regions, "rows": (), "rules": (), "contents": (), "num_plaintext": 0}
-    rows = place_rows(manifest, receipts, config.residency, regions, now.date())
-    plaintext = [
-        shard for shard in manifest.shards if (root / workspace.SHARDS / shard.name).exists()
-    ]
+    manifest, receipts, today = findings.manifest, findings.receipts, now.date()
+    shards = manifest.shards if manifest else ()
+    rows = place_rows(shards, receipts, config.residency, regions, today)
     return {
         "regions": regions,
         "rows": rows,
-        "rules": use_rules(rows, config.residency, now.date()),
-        "contents": list_contents(manifest, receipts, regions),
-        "num_plaintext": len(plaintext),
+        "conflicts": [r.jurisdiction for r in rows if any(c.state == "conflict" for c in r.cells)],
+        "rules": use_rules(rows, config.residency, today),
+        "contents": list_contents(shards, receipts, regions),
+        "num_plaintext": sum((root / workspace.SHARDS / shard.name).exists() for shard in shards),
     }
 
 

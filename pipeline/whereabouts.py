@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from datetime import date
 from typing import Literal
 
-from data.manifest import Manifest
-from data.residency import Residency, Rule
+from data.residency import Decision, Residency, Rule
 from data.shard import Shard
 from data.transfer import PlacedShard, UploadReceipt
 
@@ -61,7 +60,7 @@ class Contents:
 
 
 def place_rows(
-    manifest: Manifest,
+    shards: Sequence[Shard],
     receipts: Mapping[str, UploadReceipt],
     residency: Residency,
     regions: Sequence[str],
@@ -69,30 +68,24 @@ def place_rows(
 ) -> tuple[Row, ...]:
     """A row for each jurisdiction, most records first."""
     placed = {region: _names(receipts.get(region)) for region in regions}
-    training, held_out = manifest.count_records("train"), manifest.count_records("holdout")
+    by_jurisdiction: dict[str, list[Shard]] = {}
+    for shard in shards:
+        by_jurisdiction.setdefault(shard.jurisdiction, []).append(shard)
     rows = []
-    for jurisdiction, _ in sorted(manifest.count_records().items(), key=lambda x: (-x[1], x[0])):
-        shards = [shard for shard in manifest.shards if shard.jurisdiction == jurisdiction]
-        cells = [
-            _judge(
-                [shard for shard in shards if shard.name in placed[region]],
-                jurisdiction,
-                region,
-                residency,
-                today,
-            )
-            for region in regions
-        ]
+    for jurisdiction, group in by_jurisdiction.items():
+        cells = []
+        for region in regions:
+            there = [shard for shard in group if shard.name in placed[region]]
+            decision = residency.decide(jurisdiction, "shard", region, today)
+            cells.append(_judge(there, decision))
+        num_training = sum(shard.num_records for shard in group if shard.split == "train")
+        num_records = sum(shard.num_records for shard in group)
         rows.append(
-            Row(
-                jurisdiction,
-                len(shards),
-                training[jurisdiction],
-                held_out[jurisdiction],
-                tuple(cells),
-            )
+            Row(jurisdiction, len(group), num_training, num_records - num_training, tuple(cells))
         )
-    return tuple(rows)
+    return tuple(
+        sorted(rows, key=lambda row: (-row.num_training - row.num_held_out, row.jurisdiction))
+    )
 
 
 def use_rules(rows: Iterable[Row], residency: Residency, today: date) -> tuple[RuleUse, ...]:
@@ -115,10 +108,10 @@ def use_rules(rows: Iterable[Row], residency: Residency, today: date) -> tuple[R
 
 
 def list_contents(
-    manifest: Manifest, receipts: Mapping[str, UploadReceipt], regions: Sequence[str]
+    shards: Sequence[Shard], receipts: Mapping[str, UploadReceipt], regions: Sequence[str]
 ) -> tuple[Contents, ...]:
     """What the receipts say of each region; a region without a receipt is left out."""
-    by_name = {shard.name: shard for shard in manifest.shards}
+    by_name = {shard.name: shard for shard in shards}
     contents = []
     for region in regions:
         if region not in receipts:
@@ -140,20 +133,11 @@ def _names(receipt: UploadReceipt | None) -> frozenset[str]:
     return frozenset(placed.shard for placed in receipt.placed) if receipt else frozenset()
 
 
-def _judge(
-    there: Sequence[Shard], jurisdiction: str, region: str, residency: Residency, today: date
-) -> Cell:
-    decision = residency.decide(jurisdiction, "shard", region, today)
+def _judge(there: Sequence[Shard], decision: Decision) -> Cell:
+    state: Literal["placed", "refused", "absent", "conflict"]
     if there:
-        state: Literal["placed", "refused", "absent", "conflict"] = (
-            "placed" if decision.allowed else "conflict"
-        )
+        state = "placed" if decision.allowed else "conflict"
     else:
         state = "absent" if decision.allowed else "refused"
-    return Cell(
-        state=state,
-        num_shards=len(there),
-        num_records=sum(shard.num_records for shard in there),
-        rule=decision.rule,
-        reason=decision.reason,
-    )
+    num_records = sum(shard.num_records for shard in there)
+    return Cell(state, len(there), num_records, decision.rule, decision.reason)
