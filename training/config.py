@@ -74,7 +74,7 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid"):
     global_batch: PositiveInt
     """Samples in one step, over all workers."""
     seed: NonNegativeInt = 0
-    window_shards: PositiveInt = 4
+    window_shards: PositiveInt = 64
     """Shards among which samples are shuffled; memory of a worker grows with it."""
     optimizer: OptimizerConfig = OptimizerConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()

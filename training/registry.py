@@ -95,7 +95,9 @@ def _log_model(
         signature = None
         if example:
             model = load_weights(workload, weights, dict(model_params))
-            answers = workload.predict(model, example)
+            answers: Any = workload.predict(model, example)
+            if all(isinstance(answer, bool | int | float | str) for answer in answers):
+                answers = pd.Series(answers)  # a bare list would have no type
             signature = mlflow.models.infer_signature(pd.DataFrame(example), answers)
         info = mlflow.pyfunc.log_model(
             name="model",

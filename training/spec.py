@@ -14,6 +14,8 @@ from training.config import TrainConfig
 
 STEPS_FILE = "steps.jsonl"
 WEIGHTS_FILE = "model.safetensors"
+EXIT_CODES_VARIABLE = "CONVOY_EXIT_CODES"
+"""Environment variable that tells the agent where to leave the ranks' exit codes."""
 
 
 class TrainSpec(BaseModel, frozen=True, extra="forbid"):

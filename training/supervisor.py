@@ -15,10 +15,11 @@ from pydantic import BaseModel
 
 from data.transfer import RUN_ID_VARIABLE
 from training.errors import WorkersFailed
-from training.spec import STEPS_FILE, TrainSpec
+from training.spec import EXIT_CODES_VARIABLE, STEPS_FILE, TrainSpec
 
 _POLL_SECONDS = 0.2
 _GRACE_SECONDS = 10.0
+_SIGTERM = int(signal.SIGTERM)
 
 
 class Incident(BaseModel, frozen=True, extra="forbid"):
@@ -70,6 +71,7 @@ def _run_once(
 ) -> Incident | None:
     for stale in spec.run_directory.glob("failure-*.json"):
         stale.unlink()
+    _exit_codes(spec).unlink(missing_ok=True)
     started = time.monotonic()
     last_step = 0
     logs = _log_directory(spec)
@@ -93,7 +95,7 @@ def _run_once(
             _end(agent)
     if agent.returncode == 0:
         return None
-    return _explain(spec, agent.returncode, last_step, time.monotonic() - started)
+    return _explain(spec, last_step, time.monotonic() - started)
 
 
 def _command(spec: TrainSpec, spec_path: Path) -> list[str]:
@@ -119,6 +121,7 @@ def _command(spec: TrainSpec, spec_path: Path) -> list[str]:
 def _environment(spec: TrainSpec) -> dict[str, str]:
     environment = dict(os.environ)
     environment[RUN_ID_VARIABLE] = spec.mlflow_run_id
+    environment[EXIT_CODES_VARIABLE] = str(_exit_codes(spec))
     # It would compile every import anew in every worker.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     # A `data` folder of the workspace must not hide the package.
@@ -159,7 +162,7 @@ def _end(agent: subprocess.Popen[bytes]) -> None:
             agent.wait()
 
 
-def _explain(spec: TrainSpec, code: int, last_step: int, seconds: float) -> Incident:
+def _explain(spec: TrainSpec, last_step: int, seconds: float) -> Incident:
     failures: list[dict[str, Any]] = sorted(
         (json.loads(p.read_bytes()) for p in spec.run_directory.glob("failure-*.json")),
         key=lambda failure: float(failure["time"]),
@@ -174,17 +177,31 @@ def _explain(spec: TrainSpec, code: int, last_step: int, seconds: float) -> Inci
             last_step=last_step,
             seconds=seconds,
         )
-    reported = {failure["rank"] for failure in failures}
-    silent = sorted(set(range(spec.config.dims.world_size)) - reported)
-    rank = silent[0] if failures and silent else None
-    who = f"rank {rank}" if rank is not None else "the workers"
+    codes = _read_exit_codes(spec)
+    # Those that lost a peer are ended by torchrun with SIGTERM, or by gloo's error.
+    killed = sorted(rank for rank, number in codes.items() if number < 0 and -number != _SIGTERM)
+    who = "the workers ended"
+    if killed:
+        who = f"rank {killed[0]} was ended by {signal.Signals(-codes[killed[0]]).name}"
     return Incident(
         cause="killed",
-        rank=rank,
-        message=f"{who} ended without a word after step {last_step} (torchrun exit code {code})",
+        rank=killed[0] if killed else None,
+        message=f"{who} after step {last_step}",
         last_step=last_step,
         seconds=seconds,
     )
+
+
+def _read_exit_codes(spec: TrainSpec) -> dict[int, int]:
+    """Exit codes of the ranks that failed; none when torchrun itself was killed."""
+    path = _exit_codes(spec)
+    if not path.exists():
+        return {}
+    return {int(rank): int(number) for rank, number in json.loads(path.read_bytes()).items()}
+
+
+def _exit_codes(spec: TrainSpec) -> Path:
+    return spec.run_directory / "exit-codes.json"
 
 
 def _log_directory(spec: TrainSpec) -> Path:

@@ -50,7 +50,7 @@ def main(path: Path) -> None:
 
 
 def _leave_failure(error: Exception, directory: Path, rank: int) -> None:
-    """What may be said anywhere as JSON; the whole traceback, which may quote a record, beside it."""
+    """What may be said anywhere, as JSON; beside it the traceback, which may quote a record."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     place = f"{type(error).__name__} at {Path(frame.filename).name}:{frame.lineno}"
     failure = {

@@ -1,0 +1,139 @@
+"""A training that is killed goes on from its last commit and ends with the same bits."""
+
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.workspaces import PARAMS, Workspace, make_workspace
+
+TRAIN = PARAMS["train"] | {
+    "steps": 1500,
+    "checkpoint": {"every_steps": 100, "keep": 2},
+    "log_every_steps": 50,
+}
+WEIGHTS = "artifacts/train/model.safetensors"
+
+
+def prepared(path: Path) -> Workspace:
+    workspace = make_workspace(path, train=TRAIN)
+    for stage in ("ingest", "shard", "upload"):
+        workspace.run("convoy", "stage", stage)
+    return workspace
+
+
+def wait_until(condition: Callable[[], Any], seconds: float = 120.0) -> Any:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if found := condition():
+            return found
+        time.sleep(0.05)
+    raise AssertionError("it did not happen in time")
+
+
+def processes(workspace: Workspace, module: str = "training.") -> list[psutil.Process]:
+    """The agents and workers that run in the workspace."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            inside = process.cwd() == str(workspace.path)
+            if inside and any(module in part for part in process.cmdline()):
+                found.append(process)
+        except psutil.Error:  # gone meanwhile, or not ours to look at
+            continue
+    return found
+
+
+def commits(workspace: Workspace) -> list[Path]:
+    return sorted(workspace.path.glob(".convoy/runs/*/checkpoints/step-*/committed.json"))
+
+
+def mlflow_statuses(workspace: Workspace) -> list[str]:
+    code = (
+        "from training.tracking import read_runs;"
+        "print(*(r.status for r in read_runs('sqlite:///.convoy/mlflow.db', 'convoy')))"
+    )
+    return workspace.python(code).splitlines()[-1].split()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    workspace = prepared(tmp_path_factory.mktemp("undisturbed") / "w")
+    workspace.run("convoy", "stage", "train")
+    return workspace
+
+
+@pytest.fixture(scope="module")
+def disturbed(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    return prepared(tmp_path_factory.mktemp("disturbed") / "w")
+
+
+def test_killed_and_terminated_and_called_again(
+    undisturbed: Workspace, disturbed: Workspace
+) -> None:
+    stage = disturbed.start("convoy", "stage", "train")
+    first = wait_until(lambda: commits(disturbed))
+    stage.kill()
+    stage.communicate(timeout=30)
+    wait_until(lambda: not processes(disturbed), 30)  # nobody survives the stage
+    assert mlflow_statuses(disturbed) == ["RUNNING"]  # nobody was left to say so
+
+    stage = disturbed.start("convoy", "stage", "train")
+    wait_until(lambda: set(commits(disturbed)) - set(first))
+    stage.send_signal(signal.SIGTERM)
+    stage.communicate(timeout=30)
+    assert stage.returncode == 128 + signal.SIGTERM
+    assert processes(disturbed) == []
+    assert mlflow_statuses(disturbed) == ["KILLED"]
+
+    output = disturbed.run("convoy", "stage", "train")
+    assert "resumed from a checkpoint" in output
+    assert mlflow_statuses(disturbed) == ["FINISHED"]
+    assert disturbed.read(WEIGHTS) == undisturbed.read(WEIGHTS)
+    assert disturbed.read("artifacts/train/loss.csv") == undisturbed.read(
+        "artifacts/train/loss.csv"
+    )
+
+
+def test_a_killed_worker_is_started_again_in_the_same_call(
+    undisturbed: Workspace, tmp_path: Path
+) -> None:
+    workspace = prepared(tmp_path / "w")
+    stage = workspace.start("convoy", "stage", "train")
+    wait_until(lambda: commits(workspace))
+    workers = wait_until(lambda: processes(workspace, "training.worker"))
+    victim = next(p for p in workers if p.environ().get("RANK") == "1")
+    victim.kill()
+    output, _ = stage.communicate(timeout=180)
+    assert stage.returncode == 0, output
+    assert "survived: rank 1 was ended by SIGKILL" in output
+    [incident] = workspace.read_json("artifacts/train/report.json")["incidents"]
+    assert (incident["cause"], incident["rank"]) == ("killed", 1)
+    assert workspace.read(WEIGHTS) == undisturbed.read(WEIGHTS)
+    assert processes(workspace) == []
+
+
+def test_the_first_ranks_own_error_is_shown_and_its_text_stays_here(tmp_path: Path) -> None:
+    workspace = make_workspace(tmp_path / "w")
+    module = workspace.path / "toy_workload.py"
+    module.write_text(
+        module.read_text().replace(
+            "    return cross_entropy(output, target)",
+            "    import os\n    if os.environ['RANK'] == '1':\n"
+            "        raise ValueError('secret-of-a-record')\n"
+            "    return cross_entropy(output, target)",
+        )
+    )
+    for stage in ("ingest", "shard", "upload"):
+        workspace.run("convoy", "stage", stage)
+    output = workspace.run("convoy", "stage", "train", expect=1)
+    assert "error: rank 1 failed: ValueError at toy_workload.py:" in output
+    error = output[output.index("error: ") :]
+    assert "secret-of-a-record" not in error  # what goes elsewhere
+    assert "secret-of-a-record" in output  # the terminal of this machine has the traceback
+    assert mlflow_statuses(workspace) == ["FAILED"]
+    assert not (workspace.path / "artifacts/train").exists()
