@@ -1,0 +1,391 @@
+"""`convoy init`: a workspace that works from each format, and one clear error for what cannot."""
+
+import ast
+import csv
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from data.manifest import Manifest
+from data.sources import read_source
+from pipeline import stages
+from pipeline.config import Config
+from pipeline.inspection import inspect_source
+from pipeline.params import set_params
+from pipeline.starter import Created, create_workspace
+from storage.errors import ConvoyError
+
+BIN = Path(sys.executable).parent
+ROOT = Path(__file__).parents[2]
+WORDS = ("river", "mountain", "bright", "old", "quick", "paper", "stone", "winter", "garden")
+
+
+def people(count: int = 160) -> list[dict[str, Any]]:
+    draw = random.Random(0)
+    rows = []
+    for index in range(count):
+        age, work = draw.randint(18, 80), draw.choice(["clerk", "farmer", "nurse"])
+        rows.append(
+            {
+                "id": index,
+                "country": ("EU", "EU", "US", "United Kingdom")[index % 4],
+                "age": age if index % 9 else None,
+                "work": work if index % 7 else None,
+                "story": " ".join(draw.choices(WORDS, k=6)),
+                "rich": "yes" if age > 45 else "no",
+                "price": age * 100 + draw.random(),
+            }
+        )
+    return rows
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    if path.suffix == ".csv":
+        with path.open("w", newline="", encoding="utf-8-sig") as file:
+            writer = csv.DictWriter(file, rows[0], delimiter=";")
+            writer.writeheader()
+            writer.writerows(rows)
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        path.write_text("\n\n".join(row["story"] for row in rows))
+    return path
+
+
+def create(source: Path, name: str, **options: str | None) -> Created:
+    defaults: dict[str, str | None] = dict.fromkeys(
+        ("jurisdiction_field", "jurisdiction", "target", "train_in")
+    )
+    return create_workspace(source.parent, name, source, **(defaults | options))
+
+
+def shard(created: Created, monkeypatch: pytest.MonkeyPatch) -> Manifest:
+    monkeypatch.chdir(created.path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    config = Config.load()
+    stages.ingest(config)
+    return stages.shard(config)
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "options"),
+    [
+        ("people.csv", "csv_class", {"target": "rich"}),
+        ("people.csv", "csv_number", {"target": "price", "train_in": "United Kingdom"}),
+        ("people.csv", "csv_text", {}),
+        ("people.jsonl", "jsonl_class", {"target": "rich"}),
+        ("people.parquet", "parquet_number", {"target": "price"}),
+    ],
+)
+def test_records_of_each_format_are_sharded(
+    file: str,
+    name: str,
+    options: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source = write(tmp_path / file, people())
+    created = create(source, name, jurisdiction_field="country", **options)
+    counts = shard(created, monkeypatch).count_records()
+    assert set(counts) == {"EU", "US", "United-Kingdom"}
+    if "target" in options:
+        assert counts == {"EU": 80, "US": 40, "United-Kingdom": 40}
+    config = Config.load()
+    assert config.train.global_batch * 2 <= 0.8 * counts[config.site.jurisdiction]
+    assert config.site.jurisdiction == options.get("train_in", "EU").replace(" ", "-")
+    for place in config.regions.values():
+        allowed = [j for j in counts if config.residency.decide(j, "shard", place.name).allowed]
+        assert allowed == [place.jurisdiction]
+
+
+def test_lines_of_a_text_are_sharded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    created = create(write(tmp_path / "book.txt", people()), "text_lines", jurisdiction="EU")
+    assert set(shard(created, monkeypatch).count_records()) == {"EU"}
+
+
+CHAIN = """
+import json, mlflow
+from pipeline import stages
+from pipeline.config import Config
+config = Config.load()
+for stage in stages.STAGES.values():
+    result = stage(config)
+mlflow.set_tracking_uri(config.tracking_uri)
+model = mlflow.pyfunc.load_model(result.uri)
+rows = json.loads(open("rows.json").read())
+open("answers.json", "w").write(json.dumps([str(a) for a in model.predict(rows)]))
+"""
+
+
+def run_chain(created: Created, rows: list[dict[str, Any]]) -> tuple[dict[str, Any], list[str]]:
+    """All stages with few steps, then the registered model's answers to rows."""
+    root = created.path
+    changes = {
+        "train.steps": 6,
+        "train.optimizer.warmup_steps": 1,
+        "train.checkpoint.every_steps": 6,
+    }
+    set_params(root / "params.yaml", changes)
+    (root / "rows.json").write_text(json.dumps(rows))
+    done = subprocess.run(
+        [sys.executable, "-c", CHAIN], cwd=root, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    metrics = json.loads((root / "artifacts/evaluate/metrics.json").read_text())
+    return metrics, json.loads((root / "answers.json").read_text())
+
+
+def test_a_classifier_is_trained_and_registered(tmp_path: Path) -> None:
+    created = create(
+        write(tmp_path / "people.csv", people()),
+        "people_class",
+        jurisdiction_field="country",
+        target="rich",
+    )
+    row = {"age": 50.0, "price": 5000.0, "work": "clerk", "story": "old river"}
+    metrics, answers = run_chain(created, [row, row | {"age": None, "story": None}])
+    assert set(metrics) == {"accuracy", "loss", "majority"}
+    assert set(answers) <= {"yes", "no"}
+    assert len(answers) == 2
+
+
+def test_a_language_model_is_trained_and_registered(tmp_path: Path) -> None:
+    source = write(tmp_path / "book.txt", people())
+    metrics, answers = run_chain(create(source, "book_text", jurisdiction="EU"), [{"prefix": "ri"}])
+    assert set(metrics) == {"bits_per_byte", "unigram", "trigram"}
+    assert metrics["trigram"]["bits_per_byte"] < metrics["unigram"]["bits_per_byte"] < 8
+    assert answers[0].startswith("ri")
+
+
+@pytest.mark.parametrize("target", ["rich", "price", None])
+def test_the_module_is_tidy_and_imports_only_the_record(tmp_path: Path, target: str | None) -> None:
+    source = write(tmp_path / "people.jsonl", people())
+    created = create(source, "tidy", jurisdiction_field="country", target=target)
+    module = created.path / "tidy.py"
+    for command in (["check"], ["format", "--check"]):
+        config = ["--config", str(ROOT / "pyproject.toml")]
+        done = subprocess.run(
+            [BIN / "ruff", *command, *config, module], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout
+    at_top = [n for n in ast.parse(module.read_text()).body if isinstance(n, ast.ImportFrom)]
+    assert [n.module for n in at_top if str(n.module).startswith("data")] == ["data.record"]
+
+
+def test_no_value_of_a_record_is_written_but_classes_and_jurisdictions(tmp_path: Path) -> None:
+    source = write(tmp_path / "people.csv", people())
+    created = create(source, "discreet", jurisdiction_field="country", target="rich")
+    assert 'CLASSES: tuple[str, ...] = ("no", "yes")' in (created.path / "discreet.py").read_text()
+    for file in created.path.iterdir():
+        if file.is_file():
+            words = set(file.read_text().replace('"', " ").replace("'", " ").split())
+            assert not words & {"river", "clerk", "farmer", "nurse"}, file
+
+
+def test_versions_are_kept_from_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("GIT_AUTHOR_NAME", "GIT_COMMITTER_NAME"):
+        monkeypatch.setenv(variable, "Test")
+    for variable in ("GIT_AUTHOR_EMAIL", "GIT_COMMITTER_EMAIL"):
+        monkeypatch.setenv(variable, "test@example.org")
+    created = create(write(tmp_path / "book.txt", people()), "kept", jurisdiction="EU")
+    assert created.next_steps == (f"cd {created.path}", "convoy run", "convoy report")
+    assert git(created.path, "status", "--porcelain") == ""
+    tracked = git(created.path, "ls-files").split()
+    assert set(tracked) == {
+        ".dvc/.gitignore", ".dvc/config", ".dvcignore", ".gitignore",
+        "README.md", "dvc.yaml", "kept.py", "params.yaml",
+    }  # fmt: skip
+    assert "analytics = False" in (created.path / ".dvc/config").read_text()
+
+
+def test_without_a_git_user_the_commit_is_left_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", "/dev/null")
+    for role in ("AUTHOR", "COMMITTER"):
+        monkeypatch.delenv(f"GIT_{role}_NAME", raising=False)
+        monkeypatch.delenv(f"GIT_{role}_EMAIL", raising=False)
+    monkeypatch.delenv("EMAIL", raising=False)
+    created = create(write(tmp_path / "book.txt", people()), "userless", jurisdiction="EU")
+    assert any("git config user.name" in step for step in created.next_steps)
+    assert "params.yaml" in git(created.path, "diff", "--cached", "--name-only")
+
+
+def git(root: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def test_dvc_stages_are_those_of_the_repository_and_watch_the_input() -> None:
+    ours = yaml.safe_load((ROOT / "dvc.yaml").read_text())
+    theirs = yaml.safe_load((ROOT / "pipeline/templates/dvc.yaml").read_text())
+    assert theirs["stages"]["ingest"]["deps"].pop() == "${ingest.source}"
+    assert theirs == ours
+
+
+def test_odd_names_are_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Norway is not false, and neither quotes nor scripts break what is written."""
+    odd = "a \"b\" \\ 'c': #"
+    places = ("NO", "Côte d'Ivoire", "中国", "日本")
+    rows = [{"where?": places[i % 4], odd: f"é{i % 2}", "n": i * 7 % 50} for i in range(160)]
+    created = create(
+        write(tmp_path / "odd file's.jsonl", rows), "odd", jurisdiction_field="where?", target=odd
+    )
+    assert shard(created, monkeypatch).count_records() == {
+        "NO": 40, "Côte-d-Ivoire": 40, "中国": 40, "日本": 40,
+    }  # fmt: skip
+    assert set(Config.load().regions) == {"no", "cote-d-ivoire", "region", "region-2"}
+
+
+def test_a_file_is_summarised_without_its_values(tmp_path: Path) -> None:
+    summary = inspect_source(write(tmp_path / "people.csv", people()))
+    kinds = {field.name: field.kind for field in summary.fields}
+    assert (summary.format, summary.num_records) == ("csv", 160)
+    assert kinds == {
+        "id": "serial", "country": "category", "age": "number", "work": "category",
+        "story": "text", "rich": "category", "price": "number",
+    }  # fmt: skip
+    assert summary.likely_jurisdictions == ("country",)
+    shown = {field.name: field.values for field in summary.fields if field.values}
+    assert shown == {"country": (("EU", 80), ("US", 40), ("United Kingdom", 40))}
+    assert summary.find("age", "--target").num_empty == 18
+
+
+HEADER = "country,word,amount\n"
+GOOD = "EU,river,1\n" * 30
+
+
+def test_files_with_their_own_habits_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(b'\xef\xbb\xbf, b ,c\r\n1,"two\nlines, 1",NA\r\n\r\n2,,3\r\n')
+    assert list(read_source(path)) == [
+        {"column_1": "1", "b": "two\nlines, 1", "c": "NA"},
+        {"column_1": "2", "b": "", "c": "3"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "options", "message"),
+    [
+        ("a.csv", None, {}, r"there is no file .*a\.csv"),
+        ("a.xls", b"x", {}, r"a\.xls: files ending in '\.xls' are not read; known are \.csv"),
+        ("a.csv", b"", {}, r"a\.csv holds no record"),
+        ("a.csv", HEADER, {}, r"a\.csv holds no record"),
+        ("a.csv", HEADER + GOOD + "EU,river\n", {}, r"a\.csv:32: 2 fields, .* header names 3"),
+        ("a.csv", HEADER + GOOD + 'EU,"river,1\n', {}, r"a\.csv:32: not csv .* not closed"),
+        ("a.csv", "a,a\n1,2\n", {}, r"a\.csv:1: two columns are named 'a': rename"),
+        ("a.csv", HEADER.encode() + b"EU,\xff,1\n", {}, r"a\.csv:2: byte 4 .* not UTF-8: save"),
+        ("a.jsonl", '{"a": 1}\n{"a"\n', {}, r"a\.jsonl:2: not JSON .* one object a line"),
+        ("a.jsonl", "[1]\n", {}, r"a\.jsonl:1: not a JSON object"),
+        ("a.parquet", b"PAR1 no", {}, r"a\.parquet: row 1: parquet cannot be read"),
+        (
+            "a.csv",
+            HEADER + GOOD,
+            {"jurisdiction_field": "land"},
+            r"no field 'land'; it has country",
+        ),
+        ("a.csv", HEADER + GOOD, {"target": "land"}, r"--target: .*no field 'land'"),
+        ("a.csv", HEADER + GOOD, {"target": "country"}, r"'country' is already the jurisdiction"),
+        ("a.csv", HEADER + GOOD, {"target": "word"}, r"'word' has one value alone"),
+        ("a.csv", HEADER + GOOD, {"jurisdiction_field": None}, r"likely: country; fields: country"),
+        (
+            "a.csv",
+            HEADER + GOOD,
+            {"train_in": "US"},
+            r"--train-in: no record .* 'US'; .* EU \(30\)",
+        ),
+        ("a.csv", HEADER + "EU,river,1\n" * 5, {}, r"EU has 5 records, too few"),
+        (
+            "a.csv",
+            HEADER + GOOD + " ,river,1\n-,river,2\n",
+            {},
+            r"a\.csv:32: field 'country' is empty, as in 2 of 32 records: .* Fill it in",
+        ),
+        (
+            "a.csv",
+            HEADER + GOOD + "EU,,1\nEU,stone,2\n",
+            {"target": "word"},
+            r"a\.csv:32: field 'word' is empty, as in 1 of 32 records",
+        ),
+        (
+            "a.csv",
+            HEADER + "".join(f"Land {i},river,1\n" for i in range(41)),
+            {},
+            r"field 'country' has 41 distinct values; it is hardly a jurisdiction",
+        ),
+        (
+            "a.csv",
+            HEADER + "".join(f"Land {i},river,1\n" for i in range(300)),
+            {},
+            r"field 'country' has more than 250 distinct values; it is hardly a jurisdiction",
+        ),
+    ],
+)
+def test_a_file_that_cannot_serve_is_refused(
+    tmp_path: Path,
+    file: str,
+    content: str | bytes | None,
+    options: dict[str, str | None],
+    message: str,
+) -> None:
+    source = tmp_path / file
+    if content is not None:
+        source.write_bytes(content.encode() if isinstance(content, str) else content)
+    with pytest.raises(ConvoyError, match=message):
+        create(source, "refused", **({"jurisdiction_field": "country"} | options))
+    assert not (tmp_path / "refused").exists()
+    assert not list(tmp_path.glob(".refused*"))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("my-data", "cannot name a Python module: .* for example my_data$"),
+        ("2024", "for example data_2024$"),
+        ("class", "for example data_class$"),
+        ("a/b", "for example a_b$"),
+        ("json", "already the name of a Python module: .* my_json"),
+        ("data", "already the name of a Python module"),
+        ("taken", "is already there, and nothing is overwritten"),
+    ],
+)
+def test_a_name_that_cannot_be_one_is_refused(tmp_path: Path, name: str, message: str) -> None:
+    source = write(tmp_path / "book.txt", people())
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "precious").write_text("kept")
+    with pytest.raises(ConvoyError, match=message):
+        create(source, name, jurisdiction="EU")
+    assert (tmp_path / "taken" / "precious").read_text() == "kept"
+
+
+def test_a_broken_record_that_comes_later_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """New input is not what init saw: the field and the line are named, the value is not."""
+    source = write(tmp_path / "people.jsonl", people())
+    created = create(source, "later", jurisdiction_field="country", target="rich")
+    row = {"country": "EU", "age": "12 years", "work": "clerk", "story": "old", "rich": "no"}
+    changes: list[tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = [
+        (lambda row: row, r"people\.jsonl:161: field 'age' is no number: correct it"),
+        (lambda row: row | {"age": 12, "country": None}, r":161: field 'country' is empty: fill"),
+        (lambda row: row | {"age": 12, "rich": "perhaps"}, r":161: field 'rich' is no known_class"),
+    ]
+    for change, message in changes:
+        write(source, [*people(), change(row)])
+        with pytest.raises(ConvoyError, match=message) as raised:
+            shard(created, monkeypatch)
+        assert "12 years" not in str(raised.value)
+        assert "perhaps" not in str(raised.value)
