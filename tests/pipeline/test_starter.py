@@ -101,6 +101,9 @@ def test_records_of_each_format_are_sharded(
     assert set(counts) == {"EU", "US", "United-Kingdom"}
     if "target" in options:
         assert counts == {"EU": 80, "US": 40, "United-Kingdom": 40}
+    written = yaml.safe_load(Path("params.yaml").read_text())
+    named = yaml.safe_load(Path("dvc.yaml").read_text())["stages"].values()
+    assert {section for stage in named for section in stage["params"]} <= set(written)
     config = Config.load()
     assert config.train.global_batch * 2 <= 0.8 * counts[config.site.jurisdiction]
     assert config.site.jurisdiction == options.get("train_in", "EU").replace(" ", "-")
