@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field, PositiveInt
 
 from data.errors import RecordRefused, ShardBroken
 from data.record import Record
@@ -41,9 +41,9 @@ class Shard(BaseModel, frozen=True, extra="forbid"):
 class ShardConfig(BaseModel, frozen=True, extra="forbid"):
     """How records become shards."""
 
-    records_per_shard: int = 4096
+    records_per_shard: PositiveInt = 4096
     """Upper bound of the records in one shard; memory grows with it, not with the dataset."""
-    holdout: float = 0.1
+    holdout: float = Field(default=0.1, ge=0.0, lt=1.0)
     """Share of the records kept for evaluation, chosen by content, so that equal records never
     stand on both sides."""
     compression: Literal["zstd", "none"] = "zstd"
@@ -91,7 +91,7 @@ def write_shards(
         shards.append(_write(rows, directory, group, index, config.compression))
 
     for number, record in enumerate(records):
-        _check(record, number)
+        check_record(record, number)
         group = (_split(record, config.holdout, number), record.jurisdiction)
         rows = pending.setdefault(group, [])
         rows.append(record.fields)
@@ -125,7 +125,10 @@ def open_shard(shard: Shard, content: bytes | memoryview, where: str) -> OpenSha
         return OpenShard(reader.read_all())
 
 
-def _check(record: Record, number: int) -> None:
+def check_record(record: Any, number: int) -> None:
+    """Raise RecordRefused, with the record's place and none of its content, unless it can be
+    sharded: it is a Record, its fields have names, and it says whose law it is under.
+    """
     if not isinstance(record, Record):
         raise RecordRefused(
             f"record {number} of the workload's records() is a {type(record).__name__}; "
@@ -141,14 +144,21 @@ def _check(record: Record, number: int) -> None:
             f"record {number} of the workload's records(): a jurisdiction is letters, digits, "
             "'-' and '_' alone, since it names files"
         )
+    fields = record.fields
+    if not isinstance(fields, Mapping) or not fields or not all(isinstance(f, str) for f in fields):
+        raise RecordRefused(
+            f"record {number} of the workload's records(): its fields are not values by name; "
+            "give a mapping of at least one name (text) to a value"
+        )
 
 
 def _split(record: Record, holdout: float, number: int) -> Split:
     try:
         text = json.dumps(record.fields, sort_keys=True, ensure_ascii=False, default=_plain)
-    except TypeError as error:
+    except (TypeError, ValueError, RecursionError) as error:
+        what = str(error) if isinstance(error, TypeError) else "a field holds itself"
         raise RecordRefused(
-            f"record {number} of the workload's records(): {error}; "
+            f"record {number} of the workload's records(): {what}; "
             "fields hold text, bytes, numbers, dates, lists, mappings and numpy arrays"
         ) from None
     draw = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:8]
@@ -209,7 +219,7 @@ def _column(values: list[Any], column: str, name: str) -> "pa.Array":
 
     try:
         return pa.array([v.tolist() if _is_numpy(v) else v for v in values])
-    except (pa.ArrowException, OverflowError, UnicodeEncodeError):
+    except (pa.ArrowException, OverflowError, TypeError, ValueError):
         # Arrow's own message would quote the value.
         raise RecordRefused(
             f"field '{column}' in shard {name}: its values have no one Arrow type; "

@@ -1,12 +1,13 @@
 """All sections of params.yaml together; each section belongs to the package that uses it."""
 
 import difflib
+import json
 import os
-from datetime import date
+from collections import Counter
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-import yaml
 from pydantic import (
     BaseModel,
     Field,
@@ -19,6 +20,7 @@ from pydantic import (
 from data.residency import Residency, Rule
 from data.shard import ShardConfig
 from pipeline.errors import ConfigError
+from pipeline.params_file import ParamsFile, read_params_file
 from storage.region import Region
 from training.config import (
     CheckpointConfig,
@@ -66,6 +68,22 @@ class ScheduleConfig(BaseModel, frozen=True, extra="forbid"):
     retries: NonNegativeInt = 1
     """How often a failed stage is tried again in a flow."""
 
+    @field_validator("cron")
+    @classmethod
+    def _five_fields(cls, cron: str | None) -> str | None:
+        if cron is not None and len(cron.split()) != 5:
+            raise ValueError('must have five fields, as in crontab: "0 3 * * *" is daily at three')
+        return cron
+
+    @field_validator("timezone")
+    @classmethod
+    def _known_timezone(cls, name: str) -> str:
+        try:
+            ZoneInfo(name)
+        except (ZoneInfoNotFoundError, ValueError, OSError):
+            raise ValueError(f"there is no time zone '{name}'; UTC and Asia/Tokyo are") from None
+        return name
+
 
 class Config(BaseModel, frozen=True, extra="forbid"):
     """One run of the pipeline."""
@@ -87,10 +105,23 @@ class Config(BaseModel, frozen=True, extra="forbid"):
     def _name_regions(cls, regions: Any) -> Any:
         if not isinstance(regions, dict) or not regions:
             raise ValueError("must name at least one region")
+        for name, region in regions.items():
+            if isinstance(region, dict) and "name" in region:
+                raise ValueError(f"{name}: remove the key 'name': the region is named by its key")
         return {
             name: {"name": name, **region} if isinstance(region, dict) else region
             for name, region in regions.items()
         }
+
+    @field_validator("regions")
+    @classmethod
+    def _stores_differ(cls, regions: dict[str, Region]) -> dict[str, Region]:
+        stores = Counter(region.store for region in regions.values())
+        for store, count in stores.items():
+            if count > 1:
+                names = ", ".join(name for name, r in regions.items() if r.store == store)
+                raise ValueError(f"{names} have one store: give each a store of its own")
+        return regions
 
     @model_validator(mode="after")
     def _regions_exist(self) -> "Config":
@@ -105,7 +136,7 @@ class Config(BaseModel, frozen=True, extra="forbid"):
         for rule in self.residency.rules:
             check(f"residency.rules: rule '{rule.name}'", rule.regions)
         if self.upload.regions and self.train.region not in self.upload.regions:
-            raise ValueError(f"upload.regions must name train.region '{self.train.region}'")
+            raise ValueError(f"upload.regions: must name train.region '{self.train.region}'")
         return self
 
     @property
@@ -124,25 +155,12 @@ class Config(BaseModel, frozen=True, extra="forbid"):
     @classmethod
     def load(cls, path: str | Path = PARAMS_FILE) -> "Config":
         """Read and check a params.yaml. Raises ConfigError naming file, line, field and remedy."""
-        path = Path(path)
+        file = read_params_file(Path(path))
         try:
-            text = path.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            raise ConfigError(
-                f"{path} is missing: run this in a workspace, or make one with "
-                "`convoy init NAME --from FILE`"
-            ) from None
-        try:
-            content = yaml.load(text, Loader=yaml.CSafeLoader)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"{path} is not YAML: {error}") from None
-        if not isinstance(content, dict):
-            raise ConfigError(f"{path}: must be a mapping of sections")
-        _refuse_dates(content, (), path, text)
-        try:
-            return cls.model_validate(content)
+            # As JSON, and strictly: a list is a tuple there, and "50" or true is no number.
+            return cls.model_validate_json(json.dumps(file.content), strict=True)
         except ValidationError as error:
-            raise ConfigError(_explain(error, path, text)) from None
+            raise ConfigError(_explain(error, file)) from None
 
 
 _SECTIONS: dict[tuple[Any, ...], type[BaseModel]] = {
@@ -164,32 +182,22 @@ _SECTIONS: dict[tuple[Any, ...], type[BaseModel]] = {
 }
 
 
-def _explain(error: ValidationError, path: Path, text: str) -> str:
-    lines = _lines_of_keys(text)
+def _explain(error: ValidationError, file: ParamsFile) -> str:
     messages = []
-    for problem in error.errors(include_url=False, include_input=False):
+    for problem in error.errors(include_url=False):
         loc = tuple(part for part in problem["loc"] if part != "[key]")
-        line = next((lines[loc[:n]] for n in range(len(loc), 0, -1) if loc[:n] in lines), None)
-        place = f"{path}:{line}" if line else str(path)
-        field = ".".join(str(part) for part in loc)
         message = problem["msg"].removeprefix("Value error, ")
+        if not loc and ": " in message:  # of a check across sections, which names the field first
+            field, message = message.split(": ", 1)
+            loc = tuple(field.split("."))
         if problem["type"] == "extra_forbidden":
             message = "unknown key" + _suggest(loc)
         elif problem["type"] == "missing":
             message = "is missing"
-        messages.append(f"{place}: {field + ': ' if field else ''}{message}")
+        elif problem["type"] == "string_type" and isinstance(problem["input"], bool | int | float):
+            message += ": put it in quotes (a bare NO, yes or 01 is none in YAML)"
+        messages.append(file.complain(loc, message))
     return "\n".join(messages)
-
-
-def _refuse_dates(value: Any, loc: tuple[Any, ...], path: Path, text: str) -> None:
-    """DVC, which reads the file too, stops at a bare date with an internal error."""
-    if isinstance(value, date):
-        line = _lines_of_keys(text).get(loc)
-        field = ".".join(str(part) for part in loc)
-        raise ConfigError(f'{path}:{line}: {field}: put the date in quotes: "{value}"')
-    if isinstance(value, dict | list):
-        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
-            _refuse_dates(inner, (*loc, key), path, text)
 
 
 def _suggest(loc: tuple[Any, ...]) -> str:
@@ -199,25 +207,7 @@ def _suggest(loc: tuple[Any, ...]) -> str:
         section = ("regions", "*")
     fields = _SECTIONS[section].model_fields
     known = [field.alias or name for name, field in fields.items()]
+    if section == ("regions", "*"):
+        known.remove("name")  # the key says it
     close = difflib.get_close_matches(str(loc[-1]), known, n=1)
     return f"; did you mean '{close[0]}'?" if close else f"; known are {', '.join(known)}"
-
-
-def _lines_of_keys(text: str) -> dict[tuple[Any, ...], int]:
-    """The line (from 1) of every key and list item of a YAML text."""
-    lines: dict[tuple[Any, ...], int] = {}
-
-    def walk(node: yaml.Node, loc: tuple[Any, ...]) -> None:
-        if isinstance(node, yaml.MappingNode):
-            for key, value in node.value:
-                lines[(*loc, key.value)] = key.start_mark.line + 1
-                walk(value, (*loc, key.value))
-        elif isinstance(node, yaml.SequenceNode):
-            for index, value in enumerate(node.value):
-                lines[(*loc, index)] = value.start_mark.line + 1
-                walk(value, (*loc, index))
-
-    root = yaml.compose(text, Loader=yaml.CSafeLoader)
-    if root is not None:
-        walk(root, ())
-    return lines

@@ -1,15 +1,18 @@
 """How to train: degrees, steps, batch, optimiser, seed, checkpoints. Loads no torch."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
+    Field,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     model_validator,
 )
+
+Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class ParallelDims(BaseModel, frozen=True, extra="forbid"):
@@ -46,7 +49,7 @@ class OptimizerConfig(BaseModel, frozen=True, extra="forbid"):
 
     name: Literal["adamw", "sgd"] = "adamw"
     lr: PositiveFloat = 1e-3
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Decay, Decay] = (0.9, 0.95)
     """For adamw."""
     momentum: NonNegativeFloat = 0.0
     """For sgd."""
