@@ -9,6 +9,7 @@ from flows.summary import summarize
 from pipeline.config import Config
 from pipeline.params import parse_change, set_params
 from pipeline.results import read_results
+from pipeline.workspace import STATE
 
 
 def main(options: argparse.Namespace) -> int:
@@ -16,6 +17,7 @@ def main(options: argparse.Namespace) -> int:
         set_params(Path("params.yaml"), dict(parse_change(text) for text in options.set))
     else:
         Config.load()  # its errors come before the seconds that Prefect takes to load
+    STATE.mkdir(exist_ok=True)  # Prefect makes its home below it, but not its parents
     # Prefect's own lines go to its API; the terminal gets ours.
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     from flows.train import train
