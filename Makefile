@@ -6,6 +6,8 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 unexport PYTHONDONTWRITEBYTECODE
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
+BENCHMARKS := imports flow
+
 .PHONY: help run up test lint repro bench clean
 
 help: ## Show this list
@@ -30,7 +32,7 @@ lint: .venv/dev.done ## ruff, ruff format, mypy --strict
 	mypy
 
 bench: .venv/dev.done ## Run all benchmarks, see docs/benchmarks.md
-	for path in benchmarks/[a-z]*.py; do python -m benchmarks.$$(basename $$path .py) || exit 1; done
+	for name in $(BENCHMARKS); do python -m benchmarks.$$name || exit 1; done
 
 clean: ## Remove what runs left here, keys included; keeps .venv
 	rm -rf .convoy artifacts datasets dvc.lock .dvc/cache .dvc/tmp

@@ -1,0 +1,1 @@
+"""Benchmarks: ratios of medians, ours and the reference alternating in one run."""
