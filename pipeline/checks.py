@@ -1,48 +1,115 @@
 """What is looked at before anything is spent. Every error names field, file and remedy."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from data.errors import ResidencyError
-from data.manifest import Manifest
+from data.errors import ManifestError, ResidencyError
+from data.manifest import Manifest, read_manifest
 from data.residency import Artifact, Exclusion
 from data.shard import Shard
+from pipeline import workspace
 from pipeline.config import Config
 from pipeline.errors import ConfigError
 from pipeline.versioning import check_repository
 from storage.keyring import check_keyring
-from storage.store import check_store
-from training.workload import check_model_params, load_workload
+from storage.store import check_store, open_store
+from training.tracking import check_tracking
+from training.workload import Workload, check_params, load_workload
+
+_MAX_LISTED = 250
+"""More names than there are countries are not jurisdictions, but the values of a wrong field."""
 
 
 def check_before_run(config: Config, root: Path) -> None:
-    """Repository, workload, stores and keys, before a flow runs its first stage."""
+    """Repository, workload, MLflow, stores and keys, before a flow runs its first stage."""
     check_repository(root, require_clean=config.registration.require_clean_git)
-    check_code(config)
-    check_model_params(load_workload(config.workload.module, root), config.train.model)
+    check_ingest(config, open_workload(config, root))
+    check_tracking(config.tracking_uri)
     check_regions(config)
 
 
-def check_code(config: Config) -> None:
-    """Raise ConfigError unless workload.code is there."""
-    if not config.workload.code.exists():
+def open_workload(config: Config, root: Path) -> Workload:
+    """The user's module, with what params.yaml says of it checked. Raises ConfigError and
+    WorkloadError."""
+    _check_code(config)
+    workload = load_workload(config.workload.module, root)
+    check_params(workload, "model", config.train.model, "train.model")
+    return workload
+
+
+def check_ingest(config: Config, workload: Workload) -> None:
+    """Raise ConfigError or WorkloadError unless the raw input can be asked for."""
+    ingest, field = config.ingest, "params.yaml: ingest"
+    module = config.workload.module
+    if workload.has_ingest:
+        if ingest.source is not None:
+            raise ConfigError(f"{field}.source: {module} has its own ingest(): remove one of them")
+        check_params(workload, "ingest", ingest.params, "ingest.params", num_before=1)
+        return
+    if ingest.params:
+        raise ConfigError(f"{field}.params: {module} has no ingest() that takes them: remove them")
+    if ingest.source is None:
         raise ConfigError(
-            f"params.yaml: workload.code: there is no {config.workload.code}; it names the file "
-            f"or folder that holds {config.workload.module}"
+            f"{field}.source: {module} has no ingest(), so name the file or folder to take"
+        )
+    if not ingest.source.exists():
+        raise ConfigError(f"{field}.source: there is no {ingest.source}: correct the path")
+    source = ingest.source.resolve()
+    target = (workspace.DATASETS / config.dataset).resolve()
+    if source == target or source in target.parents or target in source.parents:
+        raise ConfigError(
+            f"{field}.source: {ingest.source} and the copy's place, "
+            f"{workspace.DATASETS / config.dataset}, lie in each other; `dvc repro` empties that "
+            "place first: keep your file elsewhere"
         )
 
 
+def _check_code(config: Config) -> None:
+    """`code` is what DVC watches, what a run's fingerprint is of, and what the model carries."""
+    field, code, module = "params.yaml: workload.code", config.workload.code, config.workload.module
+    if not code.exists():
+        raise ConfigError(
+            f"{field}: there is no {code}; it names the file or folder that holds {module}"
+        )
+    top, *inner = module.split(".")
+    expected = top if code.is_dir() else f"{top}.py"
+    if code.resolve().name != expected or (inner and not code.is_dir()):
+        raise ConfigError(
+            f"{field}: {code} is not all of the code of {module}: name "
+            f"{top if inner else f'{top}.py'}, or the folder {top}"
+        )
+
+
+def read_current_manifest(config: Config) -> Manifest:
+    """The manifest of the present dataset. Raises ManifestError."""
+    manifest = read_manifest(workspace.MANIFEST)
+    if manifest.dataset != config.dataset:
+        raise ManifestError(
+            f"{workspace.MANIFEST} is of dataset {manifest.dataset}, and params.yaml: dataset is "
+            f"{config.dataset}: run `convoy stage ingest` and `convoy stage shard`"
+        )
+    return manifest
+
+
 def check_regions(config: Config) -> None:
-    """Write and read each region's store, and wrap and unwrap with each region's key."""
+    """Write and read each region's store, and wrap and unwrap with each region's key.
+
+    A store that holds wrapped keys wants the wrapping key they were wrapped by: a new one in its
+    place would hide that the old one is lost.
+    """
     for region in config.upload_regions:
         check_store(region)
-        check_keyring(region)
+        has_keys = any(True for _ in open_store(region).list("keys"))
+        check_keyring(region, may_create=not has_keys)
 
 
-def check_jurisdictions(config: Config, unknown: dict[str, int]) -> None:
+def check_jurisdictions(unknown: Mapping[str, int]) -> None:
     """Raise ResidencyError for jurisdictions that no rule names, with their records counted."""
     if unknown:
-        listed = ", ".join(f"{name} ({count} records)" for name, count in sorted(unknown.items()))
+        names = sorted(unknown)
+        listed = ", ".join(f"{name} ({unknown[name]} records)" for name in names[:_MAX_LISTED])
+        if len(names) > _MAX_LISTED:
+            listed += f" and {len(names) - _MAX_LISTED} more"
         raise ResidencyError(
             f"no rule in params.yaml: residency.rules names these jurisdictions: {listed}. "
             "Nothing was written. Add rules that say where their shards may be, or leave those "
@@ -71,7 +138,7 @@ def check_site(config: Config, manifest: Manifest) -> tuple[tuple[Shard, ...], l
     """The training shards that the site may read, and what is excluded.
 
     Raises ResidencyError under `on_restricted: fail`, for a checkpoint, model or metrics that may
-    not be there, and ConfigError when less than a batch is left.
+    not be there, and ConfigError when less than a batch or nothing to evaluate on is left.
     """
     site = config.site.name
     readable, excluded = config.residency.split_readable(manifest.of("train"), site)
@@ -81,6 +148,12 @@ def check_site(config: Config, manifest: Manifest) -> tuple[tuple[Shard, ...], l
             f"params.yaml: train.global_batch is {config.train.global_batch} and region {site} "
             f"may read {num_records} training records"
             f"{' after exclusions' if excluded else ''}: lower it, ingest more records, "
+            "or allow more in residency.rules"
+        )
+    if not config.residency.split_readable(manifest.of("holdout"), site)[0]:
+        raise ConfigError(
+            f"params.yaml: shard.holdout is {config.shard.holdout} and region {site} may read no "
+            "held-out record to evaluate on: raise it, ingest more records, "
             "or allow more in residency.rules"
         )
     check_artifacts(config, readable, ("checkpoint", "model", "metrics"))

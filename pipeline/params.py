@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from yaml import safe_load
+from yaml import YAMLError, safe_load
 
 from pipeline.config import Config
 from pipeline.errors import ConfigError
@@ -45,7 +45,10 @@ def parse_change(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise ConfigError(f"--set {text}: write NAME=VALUE, for example train.steps=50")
-    return name, safe_load(value)
+    try:
+        return name, safe_load(value)
+    except (YAMLError, ValueError) as error:
+        raise ConfigError(f"--set {text}: the value is not YAML: {error}") from None
 
 
 def _set(content: Any, name: str, value: Any, path: Path) -> None:

@@ -13,7 +13,8 @@ from data.shard import Shard
 from pipeline import workspace
 from pipeline.config import Config
 from pipeline.lineage import digest_training, lineage_tags
-from training.tracking import end_run, start_run
+from training.errors import RegistryError
+from training.tracking import RunStatus, end_run, start_run
 
 _RUN_ID = "mlflow_run_id"
 _ENDED = "ended"
@@ -44,37 +45,38 @@ def open_run(
     """
     fingerprint = digest_training(config, manifest, readable)
     directory = root / workspace.RUNS / fingerprint[:16]
-    _mark_killed(config, root, but=directory)
-    if (directory / _ENDED).exists():
-        shutil.rmtree(directory)
-    marker = directory / _RUN_ID
-    if marker.exists():
-        run = Run(directory, fingerprint, marker.read_text(), resumed=True)
-        end_run(config.tracking_uri, run.mlflow_run_id, "RUNNING")
-    else:
-        run_id = start_run(
-            config.tracking_uri,
-            config.registration.experiment,
-            (root / workspace.STATE / "mlartifacts").as_uri(),
-            f"{config.dataset}-{fingerprint[:8]}",
-            lineage_tags(config, root, manifest, excluded) | {"convoy.run": fingerprint},
-            _flatten(config.train.model_dump(mode="json"), "train"),
-        )
-        directory.mkdir(parents=True, exist_ok=True)
-        marker.write_text(run_id)
-        run = Run(directory, fingerprint, run_id, resumed=False)
-    try:
-        yield run
-    except Exception:
-        end_run(config.tracking_uri, run.mlflow_run_id, "FAILED")
-        raise
-    except BaseException:
-        end_run(config.tracking_uri, run.mlflow_run_id, "KILLED")
-        raise
-    end_run(config.tracking_uri, run.mlflow_run_id, "FINISHED")
-    (directory / _ENDED).touch()
-    # The result now stands in artifacts/train; checkpoints were for going on.
-    shutil.rmtree(directory / "checkpoints")
+    with workspace.explain_disk(directory):
+        _mark_killed(config, root, but=directory)
+        if (directory / _ENDED).exists():
+            shutil.rmtree(directory)
+        marker = directory / _RUN_ID
+        resumed = marker.exists()
+        run_id = marker.read_text() if resumed else ""
+        if not (run_id and end_run(config.tracking_uri, run_id, "RUNNING")):
+            run_id = start_run(
+                config.tracking_uri,
+                config.registration.experiment,
+                (root / workspace.STATE / "mlartifacts").as_uri(),
+                f"{config.dataset}-{fingerprint[:8]}",
+                lineage_tags(config, root, manifest, excluded) | {"convoy.run": fingerprint},
+                _flatten(config.train.model_dump(mode="json"), "train"),
+            )
+            directory.mkdir(parents=True, exist_ok=True)
+            marker.write_text(run_id)
+        run = Run(directory, fingerprint, run_id, resumed)
+        try:
+            yield run
+        except BaseException as error:
+            status: RunStatus = "FAILED" if isinstance(error, Exception) else "KILLED"
+            try:
+                end_run(config.tracking_uri, run_id, status)
+            except RegistryError as second:
+                error.add_note(str(second))  # what ended the training is the error to show
+            raise
+        end_run(config.tracking_uri, run_id, "FINISHED")
+        (directory / _ENDED).touch()
+        # The result now stands in artifacts/train; checkpoints were for going on.
+        shutil.rmtree(directory / "checkpoints")
 
 
 def _mark_killed(config: Config, root: Path, but: Path) -> None:

@@ -13,33 +13,32 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from data.manifest import Manifest, read_manifest
-from data.record import Record, RecordError
+from data.manifest import Manifest
+from data.record import Record
 from data.residency import Exclusion
-from data.shard import Shard, write_shards
+from data.shard import Shard, check_record, write_shards
 from data.transfer import UploadReceipt, open_region, read_receipt, upload_region
 from pipeline import workspace
 from pipeline.checks import (
-    check_code,
+    check_ingest,
     check_jurisdictions,
     check_placeable,
     check_regions,
     check_site,
+    open_workload,
+    read_current_manifest,
 )
 from pipeline.config import Config
-from pipeline.errors import ConfigError, PipelineError, WorkspaceError
-from pipeline.lineage import lineage_tags
+from pipeline.errors import PipelineError, WorkspaceError
+from pipeline.lineage import digest_training, lineage_tags
 from pipeline.progress import report
 from pipeline.runs import open_run
-from pipeline.usercode import explain_user_error
+from pipeline.versioning import check_repository
 from storage.access_log import AccessLog
-from storage.errors import ConvoyError
-from training.errors import WorkloadError
 from training.evaluate import Metrics
 from training.registry import ModelVersion
 from training.spec import STEPS_FILE, WEIGHTS_FILE, TrainSpec
 from training.supervisor import Incident, run_workers
-from training.workload import check_model_params, load_workload
 
 
 class RawInput(BaseModel, frozen=True, extra="forbid"):
@@ -76,27 +75,14 @@ class TrainReport(BaseModel, frozen=True, extra="forbid"):
 
 def ingest(config: Config) -> RawInput:
     """Bring the raw input into datasets/, by the workload's ingest() or as a copy of a source."""
-    check_code(config)
-    workload = load_workload(config.workload.module, Path.cwd())
+    workload = open_workload(config, Path.cwd())
+    check_ingest(config, workload)
     target = workspace.DATASETS / config.dataset
     with workspace.replace_directory(target) as fresh:
-        source = config.ingest.source
-        if workload.ingest is not None:
-            try:
-                workload.ingest(fresh, **config.ingest.params)
-            except TypeError as error:
-                raise ConfigError(f"params.yaml: ingest.params: {error}") from error
-        elif source is None:
-            raise ConfigError(
-                f"params.yaml: ingest.source: {config.workload.module} has no ingest(), so name "
-                "the file or folder to take"
-            )
-        elif source.is_dir():
-            shutil.copytree(source, fresh, dirs_exist_ok=True)
-        elif source.is_file():
-            shutil.copy(source, fresh)
+        if config.ingest.source is None:
+            workload.ingest(fresh, config.ingest.params)
         else:
-            raise ConfigError(f"params.yaml: ingest.source: there is no {source}")
+            workspace.copy_into(config.ingest.source, fresh, "params.yaml: ingest.source")
         sizes = [path.stat().st_size for path in fresh.rglob("*") if path.is_file()]
         if not sum(sizes):
             raise PipelineError(f"ingest brought no byte into {target}: the dataset is empty")
@@ -105,7 +91,7 @@ def ingest(config: Config) -> RawInput:
 
 def shard(config: Config) -> Manifest:
     """Group the records by jurisdiction into Arrow files, and write the manifest last."""
-    workload = load_workload(config.workload.module, Path.cwd())
+    workload = open_workload(config, Path.cwd())
     source = workspace.DATASETS / config.dataset
     if not source.is_dir():
         raise WorkspaceError(f"{source} is missing: run `convoy stage ingest`")
@@ -115,7 +101,7 @@ def shard(config: Config) -> Manifest:
         directory.mkdir()
         records = _known(workload.records(source), config, unknown)
         shards = write_shards(records, directory, config.shard)
-        check_jurisdictions(config, unknown)
+        check_jurisdictions(unknown)
         if not shards:
             raise PipelineError(f"the workload found no record in {source}: the dataset is empty")
         manifest = Manifest(dataset=config.dataset, shards=shards)
@@ -125,31 +111,22 @@ def shard(config: Config) -> Manifest:
 
 def _known(records: Iterator[Record], config: Config, unknown: Counter[str]) -> Iterator[Record]:
     """Records of jurisdictions that the policy names; the others are counted, to be refused."""
-    number = 0
-    try:
-        for number, record in enumerate(records, start=1):
-            if number % 10_000 == 0:
-                report("shard", number, None, "records")
-            if not isinstance(record, Record) or not record.jurisdiction:
-                yield record  # refused with its place by write_shards
-            elif record.jurisdiction not in config.residency.jurisdictions:
-                unknown[record.jurisdiction] += 1
-            elif not unknown:
-                yield record
-    except ConvoyError:
-        raise
-    except RecordError as error:
-        raise WorkloadError(f"{config.workload.module}.records(): {error}") from None
-    except Exception as error:
-        raise explain_user_error(
-            error, f"{config.workload.module}.records(), after {number} records,"
-        ) from None
-    report("shard", number, number, "records")
+    total = 0
+    for number, record in enumerate(records):
+        total = number + 1
+        if total % 10_000 == 0:
+            report("shard", total, None, "records")
+        check_record(record, number)
+        if record.jurisdiction not in config.residency.jurisdictions:
+            unknown[record.jurisdiction] += 1
+        elif not unknown:
+            yield record
+    report("shard", total, total, "records")
 
 
 def upload(config: Config) -> Placement:
     """Seal each shard for every region where it may live, and place it there."""
-    manifest = read_manifest(workspace.MANIFEST)
+    manifest = read_current_manifest(config)
     check_placeable(config, manifest)
     check_site(config, manifest)
     check_regions(config)
@@ -178,16 +155,19 @@ def upload(config: Config) -> Placement:
 def train(config: Config) -> TrainReport:
     """Train under torchrun on the shards that the site may read; a killed call is resumed."""
     root = Path.cwd()
-    check_code(config)
-    check_model_params(load_workload(config.workload.module, root), config.train.model)
-    manifest = read_manifest(workspace.MANIFEST)
+    if config.registration.require_clean_git:
+        check_repository(root, require_clean=True)
+    open_workload(config, root)
+    manifest = read_current_manifest(config)
     read_receipt(workspace.RECEIPTS / f"{config.site.name}.json", manifest)
     readable, excluded = check_site(config, manifest)
+    open_region(manifest, config.site, AccessLog(workspace.ACCESS_LOG))
     with open_run(config, root, manifest, readable, excluded) as run:
         spec = TrainSpec(
             root=root,
             workload=config.workload.module,
             config=config.train,
+            primary=config.evaluate.primary,
             manifest=root / workspace.MANIFEST,
             region=config.site,
             residency=config.residency,
@@ -243,9 +223,9 @@ def evaluate(config: Config) -> Metrics:
     from training.evaluate import evaluate as score
     from training.tracking import log_metrics
 
-    workload = load_workload(config.workload.module, Path.cwd())
-    manifest = read_manifest(workspace.MANIFEST)
-    trained = read_train_report()
+    workload = open_workload(config, Path.cwd())
+    manifest = read_current_manifest(config)
+    trained = _read_current_training(config, manifest)
     site = config.site.name
     readable, excluded = config.residency.split_readable(manifest.of("holdout"), site)
     sealed = open_region(manifest, config.site, AccessLog(workspace.ACCESS_LOG))
@@ -265,6 +245,7 @@ def evaluate(config: Config) -> Metrics:
         readable,
         excluded,
         config.evaluate,
+        trained.fingerprint,
         count,
     )
     with workspace.replace_directory(workspace.EVALUATED) as fresh:
@@ -284,13 +265,17 @@ def register(config: Config) -> ModelVersion:
     from training.registry import register_model
 
     root = Path.cwd()
-    manifest = read_manifest(workspace.MANIFEST)
-    trained = read_train_report()
+    manifest = read_current_manifest(config)
+    trained = _read_current_training(config, manifest)
     metrics = workspace.read_result(workspace.EVALUATED / "evaluation.json", Metrics, "evaluate")
-    check_site(config, manifest)
+    if metrics.fingerprint != trained.fingerprint:
+        raise WorkspaceError(
+            f"{workspace.EVALUATED} is of another training than {workspace.TRAINED}: "
+            "run `convoy stage evaluate`"
+        )
     excluded = (*trained.excluded, *metrics.excluded)
     model_version = register_model(
-        load_workload(config.workload.module, root),
+        open_workload(config, root),
         config.workload.code,
         workspace.TRAINED / WEIGHTS_FILE,
         config.train.model,
@@ -304,6 +289,20 @@ def register(config: Config) -> ModelVersion:
     with workspace.replace_directory(workspace.REGISTERED) as fresh:
         workspace.write_result(fresh / "model_version.json", model_version)
     return model_version
+
+
+def _read_current_training(config: Config, manifest: Manifest) -> TrainReport:
+    """Raise WorkspaceError unless the last training was of the present data, code and parameters:
+    a record that it trained on could be held out now.
+    """
+    trained = read_train_report()
+    readable, _ = check_site(config, manifest)
+    if digest_training(config, manifest, readable) != trained.fingerprint:
+        raise WorkspaceError(
+            f"{workspace.TRAINED} is of other data, code, rules or parameters than the present "
+            "ones: run `convoy stage train` to train on these"
+        )
+    return trained
 
 
 def read_train_report() -> TrainReport:

@@ -22,7 +22,8 @@ class Revision(BaseModel, frozen=True, extra="forbid"):
     """The state of the code, the parameters and the data."""
 
     git: str
-    """Commit, with `-dirty` when tracked files differ from it; `none` before the first commit."""
+    """Commit, with `-dirty` when tracked files differ from it or git does not know some code;
+    `none` before the first commit."""
     dvc: str
     """SHA-256 of dvc.lock, hex; `none` before the first snapshot."""
 
@@ -37,10 +38,12 @@ class Snapshot(BaseModel, frozen=True, extra="forbid"):
 
 def check_repository(root: Path, *, require_clean: bool) -> None:
     """Raise VersioningError unless root is in a git repository with DVC, clean when required."""
-    if not _git(root, "rev-parse", "--is-inside-work-tree"):
+    done = _run_git(root, "rev-parse", "--is-inside-work-tree")
+    if done.returncode:
         raise VersioningError(
-            f"{root} is not in a git repository, and DVC versions data beside code: run "
-            "`git init` and `dvc init` here (`convoy init` does both for a new workspace)"
+            f"{root} is not in a git repository that can be read, and DVC versions data beside "
+            "code: run `git init` and `dvc init` here (`convoy init` does both for a new "
+            f"workspace). git says: {done.stderr.strip()}"
         )
     if not (root / ".dvc").is_dir():
         raise VersioningError(f"{root} has no .dvc folder: run `dvc init` here")
@@ -123,17 +126,26 @@ def _flatten(paths: Any) -> Iterator[tuple[str, str]]:
 
 
 def _changed_files(root: Path) -> list[str]:
-    """Tracked files that differ from HEAD, but for what the stages themselves write."""
-    output = _git(root, "status", "--porcelain", "--untracked-files=no", "--", ".")
-    files = [line[2:].strip() for line in output.splitlines()]
-    return [f for f in files if f != LOCK_FILE and not f.startswith("artifacts/")]
+    """Tracked files that differ from HEAD, and code and parameters that git does not know; but for
+    what the stages themselves write.
+    """
+    written = [f":(exclude){name}" for name in (LOCK_FILE, "artifacts", "datasets")]
+    options = ("--porcelain", "-z", "--no-renames", "--untracked-files=all")
+    output = _git(root, "status", *options, "--", ".", *written)
+    entries = [(entry[:2], entry[3:]) for entry in output.split("\0") if entry]
+    return [name for code, name in entries if code != "??" or name.endswith((".py", ".yaml"))]
 
 
 def _git(root: Path, *arguments: str) -> str:
+    """What git prints; empty when it refuses."""
+    done = _run_git(root, *arguments)
+    return done.stdout.rstrip("\n") if done.returncode == 0 else ""
+
+
+def _run_git(root: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     try:
-        done = subprocess.run(
+        return subprocess.run(
             ["git", *arguments], cwd=root, capture_output=True, text=True, check=False
         )
     except FileNotFoundError:
         raise VersioningError("git is not installed: Convoy and DVC need it") from None
-    return done.stdout.rstrip("\n") if done.returncode == 0 else ""

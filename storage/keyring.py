@@ -64,13 +64,16 @@ def open_keyring(region: Region) -> Keyring:
     return VaultKeyring(region, location)
 
 
-def check_keyring(region: Region) -> None:
+def check_keyring(region: Region, *, may_create: bool = True) -> None:
     """Wrap and unwrap a key that is thrown away, so that a broken keyring is found in time.
 
     It must also refuse another context: a Vault key without derivation, for one, ignores it.
+    With may_create=False a key file that is missing is an error, and none is made in its place.
     Raises KeyringError.
     """
     keyring = open_keyring(region)
+    if not may_create and isinstance(keyring, FileKeyring):
+        keyring.require_key()
     context = {"region": region.name, "jurisdiction": region.jurisdiction, "purpose": "check"}
     data_key = keyring.generate(context)
     if keyring.unwrap(data_key.wrapped, context) != data_key.plaintext:
@@ -124,6 +127,10 @@ class FileKeyring:
                 "version, region and jurisdiction it was made for",
             ) from None
 
+    def require_key(self) -> None:
+        """Raise KeyringError unless the key file is there and in order."""
+        self._wrapping_key()
+
     def _wrapping_key(self) -> bytes:
         try:
             with self._path.open("rb") as file:
@@ -132,7 +139,8 @@ class FileKeyring:
         except FileNotFoundError:
             raise self._error(
                 "is missing",
-                f"restore {self._path} from your backup; without it what it wrapped stays sealed",
+                f"restore {self._path} from your backup; without it what it wrapped stays sealed "
+                "(to begin anew with another key, give the region another store as well)",
             ) from None
         except OSError as error:
             raise self._error(

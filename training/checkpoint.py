@@ -46,13 +46,14 @@ def save_checkpoint(
     dist.barrier()
     try:
         save(_state(model, optimizer), checkpoint_id=target)
+        if dist.get_rank() == 0:
+            _commit(target, checkpoint)
     except Exception as error:
         raise CheckpointError(
             f"checkpoint {target} could not be written ({_reason(error)}); the one before it is "
             "whole: make room or mend the disk and run `convoy stage train`, which goes on from it"
         ) from error
     if dist.get_rank() == 0:
-        _commit(target, checkpoint)
         for old in sorted(find_checkpoints(directory))[:-keep]:
             (old / MARKER).unlink()
             shutil.rmtree(old)

@@ -1,5 +1,6 @@
 """Metrics on held-out records, whole and for each jurisdiction, beside the baselines."""
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
@@ -31,6 +32,8 @@ class Score(BaseModel, frozen=True, extra="forbid"):
 class Metrics(BaseModel, frozen=True, extra="forbid"):
     """What the model is worth on the held-out records that the site may read."""
 
+    fingerprint: str
+    """Of the training run whose model was scored."""
     primary: str
     goal: Literal["minimize", "maximize"]
     overall: Score
@@ -54,18 +57,15 @@ def evaluate(
     holdout: Sequence[Shard],
     excluded: tuple[Exclusion, ...],
     config: EvaluateConfig,
+    fingerprint: str,
     on_shard: Callable[[Shard], None] = lambda shard: None,
 ) -> Metrics:
     """Score the model and the workload's baselines on every held-out record exactly once.
 
     A shard holds one jurisdiction, so scoring it alone gives that jurisdiction's part of the sums.
-    Raises TrainingError when there is nothing to score or no such metric as `config.primary`.
+    Raises WorkloadError when there is no such metric as `config.primary`, TrainingError when a
+    metric is not finite.
     """
-    if not holdout:
-        raise TrainingError(
-            "no held-out record may be read at the training site: raise params.yaml: "
-            "shard.holdout, ingest more records, or allow more in residency.rules"
-        )
     model = load_weights(workload, weights, model_params)
     baselines = workload.baselines(row for shard in train for row in sealed.open(shard))
     sums: dict[str, dict[str, Sums]] = defaultdict(dict)
@@ -73,7 +73,9 @@ def evaluate(
     for shard in holdout:
         rows = list(sealed.open(shard))
         scores = sums[shard.jurisdiction]
-        _add(scores, "", score_model(workload, model, rows, config.batch))
+        part = score_model(workload, model, rows, config.batch)
+        check_primary(part, config.primary)
+        _add(scores, "", part)
         for name, scorer in baselines.items():
             _add(scores, name, scorer(rows))
         num_records[shard.jurisdiction] += len(rows)
@@ -82,28 +84,51 @@ def evaluate(
     for scores in sums.values():
         for name, part in scores.items():
             _add(total, name, part)
-    overall = _score(total)
-    if config.primary not in overall.model:
-        raise WorkloadError(
-            f"params.yaml: evaluate.primary: there is no metric '{config.primary}'; "
-            f"the workload gives {', '.join(sorted(overall.model))}"
-        )
+    overall = _score(total, "all held-out records")
     return Metrics(
+        fingerprint=fingerprint,
         primary=config.primary,
         goal=config.goal,
         overall=overall,
-        by_jurisdiction={name: _score(part) for name, part in sorted(sums.items())},
+        by_jurisdiction={name: _score(part, name) for name, part in sorted(sums.items())},
         num_records=dict(sorted(num_records.items())),
         excluded=excluded,
     )
 
 
+def check_primary(sums: Sums, primary: str) -> None:
+    """Raise WorkloadError unless the metric that decides is among these."""
+    if primary not in sums:
+        raise WorkloadError(
+            f"params.yaml: evaluate.primary: there is no metric '{primary}'; "
+            f"the workload gives {', '.join(sorted(sums))}"
+        )
+
+
+def rehearse(workload: Workload, model: "nn.Module", rows: Rows, primary: str) -> None:
+    """Let an untrained model be scored on a few records and answer the workload's example, so that
+    what evaluate or register would stumble over is found before training is spent.
+    """
+    model.eval()
+    check_primary(score_model(workload, model, rows, len(rows)), primary)
+    if workload.example:
+        workload.predict(model, workload.example)
+    model.train()
+
+
 def load_weights(workload: Workload, weights: Path, model_params: dict[str, Any]) -> "nn.Module":
-    """The trained model, ready to predict."""
+    """The trained model, ready to predict. Raises TrainingError."""
+    from safetensors import SafetensorError
     from safetensors.torch import load_model
 
     model = workload.model(model_params)
-    load_model(model, str(weights))
+    try:
+        load_model(model, str(weights))
+    except (SafetensorError, RuntimeError, OSError) as error:
+        raise TrainingError(
+            f"{weights} does not fit the workload's model or was changed "
+            f"({type(error).__name__}): run `convoy stage train`"
+        ) from error
     return model.eval()
 
 
@@ -121,7 +146,8 @@ def score_model(workload: Workload, model: "nn.Module", rows: Rows, batch: int) 
         with torch.inference_mode():
             for records in _batches(rows, batch):
                 inputs, target = workload.collate(records)
-                _add(sums, "", workload.metrics(model(inputs), target))
+                output = workload.forward(model, inputs)
+                _add(sums, "", workload.metrics(output, target))
     finally:
         torch.set_num_threads(num_threads)
     return sums[""]
@@ -140,9 +166,17 @@ def _add(sums: dict[str, Sums], name: str, part: Sums) -> None:
         mine[metric] = (old_total + float(total), old_weight + float(weight))
 
 
-def _score(sums: dict[str, Sums]) -> Score:
+def _score(sums: dict[str, Sums], whose: str) -> Score:
     quotients = {
         name: {metric: total / weight for metric, (total, weight) in part.items() if weight}
         for name, part in sums.items()
     }
+    for name, values in quotients.items():
+        for metric, value in values.items():
+            if not math.isfinite(value):
+                what = f"baseline '{name}'" if name else "the model"
+                raise TrainingError(
+                    f"metric {metric} of {what} on {whose} is {value}: a metric must be a finite "
+                    "number, or it cannot be compared; mend the workload's metrics or the training"
+                )
     return Score(model=quotients.pop("", {}), baselines=quotients)

@@ -11,9 +11,10 @@ from typing import Any
 from pydantic import BaseModel
 
 import data.record
+from storage.errors import ConvoyError
 from training.errors import RegistryError
 from training.evaluate import Metrics, load_weights
-from training.tracking import CHAMPION, METRIC_TAG, find_champion, open_client
+from training.tracking import CHAMPION, METRIC_TAG, check_tracking, find_champion, open_client
 from training.workload import Workload
 
 _SERVED_PACKAGES = ("mlflow", "torch", "numpy", "pandas", "safetensors")
@@ -54,8 +55,9 @@ def register_model(
     `code` is the workload's file or package, stored in the model so that it loads anywhere.
     Raises RegistryError when MLflow cannot be reached or refuses.
     """
-    client = open_client(tracking_uri)
+    check_tracking(tracking_uri)
     try:
+        client = open_client(tracking_uri)
         model_uri = _log_model(workload, code, weights, model_params, tracking_uri, run_id)
         _ensure_registered(client, name)
         created = client.create_model_version(
@@ -65,7 +67,7 @@ def register_model(
             name, created.version, f"{METRIC_TAG}{metrics.primary}", repr(metrics.primary_value)
         )
         return _judge(client, name, int(created.version), run_id, metrics)
-    except RegistryError:
+    except ConvoyError:
         raise
     except Exception as error:
         raise RegistryError(

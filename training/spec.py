@@ -25,6 +25,8 @@ class TrainSpec(BaseModel, frozen=True, extra="forbid"):
     """The workspace, where the workload is imported from."""
     workload: str
     config: TrainConfig
+    primary: str
+    """The metric that will decide; a rehearsal before the first step looks whether it is there."""
     manifest: Path
     region: Region
     residency: Residency

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
+import requests
 from pydantic import BaseModel
 
 from training.errors import RegistryError
@@ -23,6 +24,7 @@ METRIC_TAG = "metric."
 RunStatus = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
 
 _FLUSH_SECONDS = 30.0
+_ANSWER_SECONDS = 10.0
 
 
 def open_client(tracking_uri: str) -> "MlflowClient":
@@ -30,6 +32,25 @@ def open_client(tracking_uri: str) -> "MlflowClient":
     from mlflow.tracking import MlflowClient
 
     return MlflowClient(tracking_uri, tracking_uri)
+
+
+def check_tracking(tracking_uri: str) -> None:
+    """Raise RegistryError when nothing answers at the URI of a server: MLflow's own client would
+    try again for minutes. Loads no MLflow; any answer will do, a refusal of rights included.
+    """
+    if not tracking_uri.startswith(("http://", "https://")):
+        return
+    try:
+        requests.get(tracking_uri, timeout=_ANSWER_SECONDS, stream=True).close()
+    except (requests.ConnectionError, requests.Timeout) as error:
+        raise _unavailable(tracking_uri, f"does not answer ({type(error).__name__})") from None
+
+
+def _unavailable(tracking_uri: str, what: str) -> RegistryError:
+    return RegistryError(
+        f"MLflow at {tracking_uri} {what}; correct params.yaml: register.tracking_uri "
+        "or MLFLOW_TRACKING_URI, or start the server"
+    )
 
 
 def start_run(
@@ -41,6 +62,7 @@ def start_run(
     params: Mapping[str, Any],
 ) -> str:
     """Make a run and give its id. Raises RegistryError when MLflow cannot be reached."""
+    check_tracking(tracking_uri)
     try:
         client = open_client(tracking_uri)
         found = client.get_experiment_by_name(experiment)
@@ -56,28 +78,49 @@ def start_run(
         for key, value in params.items():
             client.log_param(run_id, key, value)
     except Exception as error:
-        raise RegistryError(
-            f"MLflow at {tracking_uri} cannot be reached or written "
-            f"({type(error).__name__}: {error}); correct params.yaml: register.tracking_uri "
-            "or MLFLOW_TRACKING_URI, or start the server"
+        raise _unavailable(
+            tracking_uri, f"cannot be reached or written ({type(error).__name__}: {error})"
         ) from error
     return run_id
 
 
-def end_run(tracking_uri: str, run_id: str, status: RunStatus) -> None:
-    """Say how the run ended, or with RUNNING that a killed one goes on."""
-    client = open_client(tracking_uri)
-    if status == "RUNNING":
-        client.update_run(run_id, status=status)
-    else:
-        client.set_terminated(run_id, status)
+def end_run(tracking_uri: str, run_id: str, status: RunStatus) -> bool:
+    """Say how the run ended, or with RUNNING that a killed one goes on; false when MLflow has no
+    such run, as after its database was replaced. Raises RegistryError.
+
+    A run that is already said to have ended can go on and is not KILLED afterwards.
+    """
+    from mlflow.exceptions import MlflowException
+
+    check_tracking(tracking_uri)
+    try:
+        client = open_client(tracking_uri)
+        if status == "KILLED" and client.get_run(run_id).info.status != "RUNNING":
+            return True
+        if status == "RUNNING":
+            client.update_run(run_id, status=status)
+        else:
+            client.set_terminated(run_id, status)
+    except MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            return False
+        raise _unavailable(
+            tracking_uri, f"did not note that the run is {status}: {error}"
+        ) from error
+    return True
 
 
 def log_metrics(tracking_uri: str, run_id: str, metrics: Mapping[str, float]) -> None:
-    """Final metrics of a run, without a step."""
-    client = open_client(tracking_uri)
-    for key, value in metrics.items():
-        client.log_metric(run_id, key, value)
+    """Final metrics of a run, without a step. Raises RegistryError."""
+    from mlflow.exceptions import MlflowException
+
+    check_tracking(tracking_uri)
+    try:
+        client = open_client(tracking_uri)
+        for key, value in metrics.items():
+            client.log_metric(run_id, key, value)
+    except MlflowException as error:
+        raise _unavailable(tracking_uri, f"did not take the metrics: {error}") from error
 
 
 class RunSummary(BaseModel, frozen=True, extra="forbid"):

@@ -4,20 +4,25 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
 from safetensors.torch import save_model
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from data.shard import Shard
+from data.transfer import SealedShards
 from training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from training.config import OptimizerConfig, TrainConfig
-from training.errors import TrainingError
+from training.errors import CheckpointError, TrainingError
+from training.evaluate import rehearse
 from training.loader import Loader, prefetch
 from training.spec import STEPS_FILE, WEIGHTS_FILE, TrainSpec
 from training.workload import Workload
@@ -32,15 +37,18 @@ def train(spec: TrainSpec, workload: Workload, on_step: OnStep) -> None:
     called on rank 0 with each logged step.
     """
     config = spec.config
+    sealed, shards = spec.open_shards()
     torch.manual_seed(config.seed)
-    model = DistributedDataParallel(workload.model(config.model))
+    bare = workload.model(config.model)
+    if dist.get_rank() == 0:
+        rehearse(workload, bare, _first_rows(sealed, shards), spec.primary)
+    model = DistributedDataParallel(bare)
     # The copies start equal; what is drawn from here on, such as dropout, differs by rank.
     torch.manual_seed(config.seed * dist.get_world_size() + dist.get_rank())
     optimizer = _build_optimizer(model, config.optimizer)
     checkpoints = spec.run_directory / "checkpoints"
     resumed = load_checkpoint(checkpoints, spec.fingerprint, model, optimizer)
     progress = resumed or Checkpoint(step=0, cursor=0, fingerprint=spec.fingerprint)
-    sealed, shards = spec.open_shards()
     loader = Loader(
         sealed,
         shards,
@@ -68,8 +76,22 @@ def train(spec: TrainSpec, workload: Workload, on_step: OnStep) -> None:
             save_checkpoint(checkpoints, progress, model, optimizer, config.checkpoint.keep)
     batches.close()  # type: ignore[attr-defined]
     if dist.get_rank() == 0:
-        save_model(model.module, str(spec.run_directory / WEIGHTS_FILE))
+        _save_weights(model.module, spec.run_directory / WEIGHTS_FILE)
     dist.barrier()
+
+
+def _first_rows(sealed: SealedShards, shards: Sequence[Shard]) -> list[dict[str, Any]]:
+    return list(islice(sealed.open(shards[0]), 2))
+
+
+def _save_weights(model: nn.Module, path: Path) -> None:
+    try:
+        save_model(model, str(path))
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"{path} could not be written ({error}); the last checkpoint is whole: make room or "
+            "mend the disk and run `convoy stage train`, which goes on from it"
+        ) from error
 
 
 def learning_rate(config: OptimizerConfig, step: int, num_steps: int) -> float:

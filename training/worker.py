@@ -11,6 +11,7 @@ from pathlib import Path
 from storage.errors import ConvoyError
 from training.process import die_with_parent
 from training.spec import TrainSpec
+from training.usercode import write_private
 
 # What gloo says in the ranks that lost a peer: never the cause.
 _PEER_LOST = ("Connection closed by peer", "Connection reset", "connectFullMesh", "Broken pipe")
@@ -28,7 +29,8 @@ def run(spec: TrainSpec) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     try:
-        workload = load_workload(spec.workload, spec.root)
+        detail = _detail(spec.run_directory, dist.get_rank())
+        workload = load_workload(spec.workload, spec.root, detail)
         if dist.get_rank() == 0:
             with MetricLogger(spec.tracking_uri, spec.mlflow_run_id) as logger:
                 train(spec, workload, logger.log)
@@ -51,19 +53,26 @@ def main(path: Path) -> None:
 
 def _leave_failure(error: Exception, directory: Path, rank: int) -> None:
     """What may be said anywhere, as JSON; beside it the traceback, which may quote a record."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    place = f"{type(error).__name__} at {Path(frame.filename).name}:{frame.lineno}"
     failure = {
         "rank": rank,
         "time": time.time(),
-        "message": str(error) if isinstance(error, ConvoyError) else place,
+        "message": str(error) if isinstance(error, ConvoyError) else _describe(error),
         "peer_lost": any(sign in str(error) for sign in _PEER_LOST),
     }
-    descriptor = os.open(directory / f"failure-{rank}.txt", os.O_WRONLY | os.O_CREAT, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.truncate()
-        file.write(traceback.format_exc())
+    if not isinstance(error, ConvoyError) or error.detail is None:
+        write_private(_detail(directory, rank), traceback.format_exc())
     (directory / f"failure-{rank}.json").write_text(json.dumps(failure))
+
+
+def _describe(error: Exception) -> str:
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    # The system's own words for the number; the exception's could be anybody's.
+    said = f" ({os.strerror(error.errno)})" if isinstance(error, OSError) and error.errno else ""
+    return f"{type(error).__name__}{said} at {Path(frame.filename).name}:{frame.lineno}"
+
+
+def _detail(directory: Path, rank: int) -> Path:
+    return directory / f"failure-{rank}.txt"
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from data.record import Record
 from training.errors import WorkloadError
+from training.usercode import UserCode
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -20,48 +22,90 @@ Sums = dict[str, tuple[float, float]]
 Scorer = Callable[[Iterable[Fields]], Sums]
 
 REQUIRED = ("records", "model", "collate", "loss")
+_FIELD = "params.yaml: workload.module"
 
 
 class Workload:
-    """A checked workload module: calls go straight to the user's functions.
+    """A checked workload module. What its functions raise comes out as UserCode explains it, and
+    what they give is looked at before it is used.
 
     records(source), model(**params), collate(records), loss(output, target) are required;
     ingest(destination, **params), metrics(output, target), baselines(train),
     predict(model, rows) and example are optional.
     """
 
-    def __init__(self, module: ModuleType) -> None:
+    def __init__(self, module: ModuleType, detail: Path) -> None:
         self.module = module
+        self._code = UserCode(module.__name__, module.__file__, detail)
+
+    @property
+    def has_ingest(self) -> bool:
+        return hasattr(self.module, "ingest")
+
+    def ingest(self, destination: Path, params: Mapping[str, Any]) -> None:
+        """Have the user's ingest() write raw input files into the directory."""
+        with self._code.running("ingest()"):
+            self.module.ingest(destination, **params)
 
     def records(self, source: Path) -> Iterator[Record]:
-        return iter(self.module.records(source))
+        number = 0
+        try:
+            for record in self.module.records(source):
+                yield record
+                number += 1
+        except Exception as error:
+            raise self._code.explain(error, f"records(), after {number} records,") from None
 
     def model(self, params: Mapping[str, Any]) -> "nn.Module":
-        model: nn.Module = self.module.model(**params)
+        from torch import nn
+
+        with self._code.running("model()"):
+            model = self.module.model(**params)
+        if not isinstance(model, nn.Module):
+            raise self._wrong("model()", model, "return a torch.nn.Module")
         return model
 
     def collate(self, records: Sequence[Fields]) -> "tuple[Tensor, Tensor]":
-        batch: tuple[Tensor, Tensor] = self.module.collate(records)
-        return batch
+        with self._code.running("collate()"):
+            batch = self.module.collate(records)
+        if not isinstance(batch, tuple) or len(batch) != 2:
+            raise self._wrong("collate()", batch, "return a pair of tensors: (input, target)")
+        inputs, target = batch
+        return inputs, target
+
+    def forward(self, model: "nn.Module", inputs: "Tensor") -> "Tensor":
+        """What the user's model answers to a batch."""
+        with self._code.running("model(): its forward()"):
+            output: Tensor = model(inputs)
+        return output
 
     def loss(self, output: "Tensor", target: "Tensor") -> "Tensor":
-        loss: Tensor = self.module.loss(output, target)
+        from torch import Tensor
+
+        with self._code.running("loss()"):
+            loss = self.module.loss(output, target)
+        if not isinstance(loss, Tensor):
+            raise self._wrong("loss()", loss, "return a tensor of one number, the batch's mean")
         return loss
 
     def metrics(self, output: "Tensor", target: "Tensor") -> Sums:
         """The user's metrics, or the mean loss weighted by samples."""
-        if hasattr(self.module, "metrics"):
-            sums: Sums = self.module.metrics(output, target)
-            return sums
-        num_samples = float(len(target))
-        return {"loss": (self.loss(output, target).item() * num_samples, num_samples)}
+        if not hasattr(self.module, "metrics"):
+            num_samples = float(len(target))
+            return {"loss": (self.loss(output, target).item() * num_samples, num_samples)}
+        with self._code.running("metrics()"):
+            sums = self.module.metrics(output, target)
+        return self._checked_sums("metrics()", sums)
 
     def baselines(self, train: Iterable[Fields]) -> dict[str, Scorer]:
         """Simple predictors fitted to the training records, by name; none without the function."""
         if not hasattr(self.module, "baselines"):
             return {}
-        scorers: dict[str, Scorer] = self.module.baselines(train)
-        return scorers
+        with self._code.running("baselines()"):
+            scorers = self.module.baselines(train)
+        if not isinstance(scorers, dict):
+            raise self._wrong("baselines()", scorers, "return a scorer for each name, as a dict")
+        return {name: self._as_scorer(name, scorer) for name, scorer in scorers.items()}
 
     def predict(self, model: "nn.Module", rows: list[dict[str, Any]]) -> list[Any]:
         """The user's answers to rows, or the model's raw output."""
@@ -69,59 +113,116 @@ class Workload:
 
         with torch.inference_mode():
             if hasattr(self.module, "predict"):
-                return list(self.module.predict(model, rows))
+                with self._code.running("predict()"):
+                    return list(self.module.predict(model, rows))
             inputs, _ = self.collate(rows)
-            return list(model(inputs).tolist())
-
-    @property
-    def ingest(self) -> Callable[..., None] | None:
-        return getattr(self.module, "ingest", None)
+            return list(self.forward(model, inputs).tolist())
 
     @property
     def example(self) -> list[dict[str, Any]] | None:
         """Rows that the registered model answers."""
         return getattr(self.module, "example", None)
 
+    def _as_scorer(self, name: str, scorer: Scorer) -> Scorer:
+        function = f"baselines()['{name}']"
 
-def load_workload(name: str, root: Path) -> Workload:
+        def score(rows: Iterable[Fields]) -> Sums:
+            with self._code.running(function):
+                sums = scorer(rows)
+            return self._checked_sums(function, sums)
+
+        return score
+
+    def _checked_sums(self, function: str, sums: Any) -> Sums:
+        try:
+            return {str(k): (float(total), float(weight)) for k, (total, weight) in sums.items()}
+        except (AttributeError, TypeError, ValueError):
+            remedy = "return {name: (total, weight)}, two numbers for each metric"
+            raise self._wrong(function, sums, remedy) from None
+
+    def _wrong(self, function: str, found: Any, remedy: str) -> WorkloadError:
+        return WorkloadError(
+            f"{self.module.__name__}.{function} gave a {type(found).__name__}: {remedy}"
+        )
+
+
+def load_workload(name: str, root: Path, detail: Path | None = None) -> Workload:
     """Import and check the workload module, with `root` (the workspace) on sys.path.
 
+    detail: the file for what its exceptions say; by default one in the workspace's state.
     Raises WorkloadError naming params.yaml's field, the module and the remedy.
     """
-    if str(root) not in sys.path:
-        sys.path.insert(0, str(root))
-    field = "params.yaml: workload.module"
-    try:
-        module = importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name and (name == error.name or name.startswith(f"{error.name}.")):
-            raise WorkloadError(
-                f"{field}: there is no module '{name}' under {root}; "
-                f"write {name.replace('.', '/')}.py or correct the name"
-            ) from None
-        raise WorkloadError(
-            f"{field}: importing '{name}' failed: it needs '{error.name}', "
-            "which is not installed; install it or remove the import"
-        ) from error
-    except Exception as error:
-        raise WorkloadError(
-            f"{field}: importing '{name}' failed: {type(error).__name__}: {error}"
-        ) from error
+    module = _import(name, root)
+    _check_origin(module, root)
     missing = [function for function in REQUIRED if not callable(getattr(module, function, None))]
     if missing:
         raise WorkloadError(
-            f"{field}: {module.__file__} lacks {', '.join(f'{f}()' for f in missing)}; "
+            f"{_FIELD}: {module.__file__} lacks {', '.join(f'{f}()' for f in missing)}; "
             f"a workload has {', '.join(f'{f}()' for f in REQUIRED)}"
         )
-    return Workload(module)
+    example = getattr(module, "example", None)
+    if example is not None and not (
+        isinstance(example, list) and example and all(isinstance(row, dict) for row in example)
+    ):
+        raise WorkloadError(
+            f"{_FIELD}: {module.__file__}: `example` must be a list of rows, each a dict of named "
+            "values as predict() takes them"
+        )
+    return Workload(module, detail or root / ".convoy" / "logs" / "user-error.txt")
 
 
-def check_model_params(workload: Workload, params: Mapping[str, Any]) -> None:
-    """Raise WorkloadError for a name in train.model that the workload's model() does not take."""
-    signature = inspect.signature(workload.module.model)
+def _import(name: str, root: Path) -> ModuleType:
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
+    importlib.invalidate_caches()
     try:
-        signature.bind(**params)
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name and (name == error.name or name.startswith(f"{error.name}.")):
+            raise WorkloadError(
+                f"{_FIELD}: there is no module '{name}' under {root}; "
+                f"write {name.replace('.', '/')}.py or correct the name"
+            ) from None
+        raise WorkloadError(
+            f"{_FIELD}: importing '{name}' failed: it needs '{error.name}', "
+            "which is not installed; install it or remove the import"
+        ) from None
+    except SyntaxError as error:
+        place = f"{Path(error.filename or name).name}:{error.lineno}"
+        raise WorkloadError(
+            f"{_FIELD}: importing '{name}' failed: {place}: {type(error).__name__}: {error.msg}"
+        ) from None
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        what = f": {error}" if isinstance(error, ImportError) else ""
+        raise WorkloadError(
+            f"{_FIELD}: importing '{name}' failed: {type(error).__name__} at "
+            f"{Path(frame.filename).name}:{frame.lineno}{what}; run it by itself to see more: "
+            f"python -c 'import {name}'"
+        ) from None
+
+
+def _check_origin(module: ModuleType, root: Path) -> None:
+    """Raise WorkloadError for another module of that name: one that was imported before, such as
+    Convoy's `data` or that of another workspace in the same process."""
+    path = root.joinpath(*module.__name__.split("."))
+    own = [p for p in (path.with_suffix(".py"), path / "__init__.py") if p.is_file()]
+    if own and module.__file__ and not own[0].samefile(module.__file__):
+        raise WorkloadError(
+            f"{_FIELD}: '{module.__name__}' is {own[0]}, but in this process another module has "
+            f"that name: {module.__file__}; rename yours, or use a process for each workspace"
+        )
+
+
+def check_params(
+    workload: Workload, function: str, params: Mapping[str, Any], field: str, num_before: int = 0
+) -> None:
+    """Raise WorkloadError for a name in params.yaml's `field` that the workload's function does
+    not take; `num_before` arguments come before the named ones."""
+    signature = inspect.signature(getattr(workload.module, function))
+    try:
+        signature.bind(*(None for _ in range(num_before)), **params)
     except TypeError as error:
         raise WorkloadError(
-            f"params.yaml: train.model: {error}; {workload.module.__name__}.model{signature}"
+            f"params.yaml: {field}: {error}; {workload.module.__name__}.{function}{signature}"
         ) from None
