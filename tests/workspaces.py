@@ -107,7 +107,7 @@ class Workspace:
 
     def python(self, code: str, **more: str) -> str:
         """Run Python code in the workspace, in a fresh process."""
-        return self.run("python", "-c", code, **more)
+        return self.run("python", "-c", code, expect=0, **more)
 
     def read(self, name: str) -> bytes:
         return (self.path / name).read_bytes()
