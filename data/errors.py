@@ -4,6 +4,7 @@ DataError
 ├── RecordRefused     a record that cannot be sharded: no jurisdiction, a field Arrow cannot hold
 ├── ManifestError     a manifest that is missing, malformed or of another dataset
 ├── ShardBroken       a shard that was changed, cut or swapped
+├── SourceError       a raw input file that cannot be read (data/sources.py)
 └── ResidencyError    something may not be where it was asked to be
 """
 

@@ -92,11 +92,12 @@ class Config(BaseModel, frozen=True, extra="forbid"):
     workload: WorkloadConfig
     regions: dict[str, Region]
     residency: Residency
-    ingest: IngestConfig = IngestConfig()
-    shard: ShardConfig = ShardConfig()
-    upload: UploadConfig = UploadConfig()
+    # No defaults: DVC stops at a section that dvc.yaml names and params.yaml lacks.
+    ingest: IngestConfig
+    shard: ShardConfig
+    upload: UploadConfig
     train: TrainConfig
-    evaluate: EvaluateConfig = EvaluateConfig()
+    evaluate: EvaluateConfig
     registration: RegisterConfig = Field(alias="register")
     schedule: ScheduleConfig = ScheduleConfig()
 

@@ -7,24 +7,20 @@ from pathlib import Path
 from rich.console import Console
 from rich.prompt import Prompt
 
-from pipeline.errors import PipelineError
 from pipeline.inspection import SourceSummary, inspect_source
+from pipeline.scaffold import check_name
 from pipeline.starter import create_workspace
 
 
 def main(options: argparse.Namespace) -> int:
+    here = Path.cwd()
+    check_name(here, options.name)
     field: str | None = options.jurisdiction_field
     jurisdiction: str | None = options.jurisdiction
-    if field is None and jurisdiction is None:
-        summary = inspect_source(options.source)
-        if not sys.stdin.isatty():
-            raise PipelineError(
-                f"{options.source}: say whose law binds its records: --jurisdiction-field FIELD or "
-                f"--jurisdiction J. {_describe(summary)}"
-            )
-        field, jurisdiction = _ask(summary)
+    if field is None and jurisdiction is None and sys.stdin.isatty():
+        field, jurisdiction = _ask(inspect_source(options.source))
     created = create_workspace(
-        Path.cwd(),
+        here,
         options.name,
         options.source,
         jurisdiction_field=field,
@@ -37,27 +33,19 @@ def main(options: argparse.Namespace) -> int:
     return 0
 
 
-def _describe(summary: SourceSummary) -> str:
-    likely = summary.likely_jurisdictions
-    return f"Its fields: {', '.join(field.name for field in summary.fields)}" + (
-        f"; likely: {', '.join(likely)}" if likely else ""
-    )
-
-
 def _ask(summary: SourceSummary) -> tuple[str | None, str | None]:
-    """The field that holds the jurisdiction, or one jurisdiction for all records."""
-    console = Console(stderr=True)
-    console.print(f"{summary.path}: {summary.num_records:,} records ({summary.format})")
-    console.print(_describe(summary), highlight=False)
-    names = [field.name for field in summary.fields]
-    likely = summary.likely_jurisdictions
+    """The field that says whose law binds a record, or one jurisdiction for all of them."""
+    console = Console(stderr=True, highlight=False)
+    console.print(f"{summary.path}: {summary.num_records:,} records of {summary.list_names()}")
+    for name in summary.likely_jurisdictions:
+        values = summary.find(name, "jurisdiction").values[:5]
+        shown = ", ".join(f"{value} ({count})" for value, count in values)
+        console.print(f"  {name} may say whose law binds a record: {shown}")
     answer = Prompt.ask(
-        "Which field says whose law binds a record? A name, or =J for one jurisdiction J for all",
-        default=likely[0] if likely else None,
+        "The field that does (or =EU, for one jurisdiction of all records)",
+        default=next(iter(summary.likely_jurisdictions), None),
         console=console,
     )
     if answer is not None and answer.startswith("="):
-        return None, answer[1:]
-    if answer not in names:
-        raise PipelineError(f"{summary.path}: there is no field '{answer}'. {_describe(summary)}")
+        return None, answer.removeprefix("=").strip()
     return answer, None
