@@ -35,7 +35,7 @@ class UserCode:
         except Exception as error:
             raise self.explain(error, function) from None
 
-    def explain(self, error: Exception, function: str) -> Exception:
+    def explain(self, error: Exception, function: str, when: str = "") -> Exception:
         """The error to raise, `from None`, instead of one that the user's code raised."""
         if isinstance(error, ConvoyError):
             return error
@@ -44,7 +44,7 @@ class UserCode:
         where = f"{self._module}.{function}"
         if isinstance(error, RecordError):
             return WorkloadError(f"{where}: {error}")
-        said = f"{where} raised {type(error).__name__} at {self._find_place(error)}"
+        said = f"{where}{when} raised {type(error).__name__} at {self._find_place(error)}"
         try:
             write_private(self._detail, "".join(traceback.format_exception(error)))
         except OSError as unwritable:

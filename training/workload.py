@@ -54,7 +54,8 @@ class Workload:
                 yield record
                 number += 1
         except Exception as error:
-            raise self._code.explain(error, f"records(), after {number} records,") from None
+            when = f", after {number} records,"
+            raise self._code.explain(error, "records()", when) from None
 
     def model(self, params: Mapping[str, Any]) -> "nn.Module":
         from torch import nn
