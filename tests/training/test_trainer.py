@@ -1,0 +1,199 @@
+"""The loop, in a process group of one: its schedule, what it refuses, and that it refuses early."""
+
+import json
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline import workspace
+from pipeline.config import Config
+from storage.errors import ConvoyError
+from tests.pipeline.conftest import edit
+from tests.workspaces import Workspace
+from training.config import OptimizerConfig, TrainConfig
+from training.errors import CheckpointError, TrainingError, WorkloadError
+from training.spec import STEPS_FILE, WEIGHTS_FILE, TrainSpec
+from training.workload import load_workload
+
+MODULE = Path("toy_workload.py")
+SECRET = "content-of-a-record"
+
+
+def run(work: Workspace, primary: str = "accuracy", **train: Any) -> list[dict[str, float]]:
+    """Train by one rank in this process; the logged steps."""
+    from training.trainer import train as train_here
+
+    config = Config.load()
+    section = config.train.model_dump() | {"dims": {"dp_replicate": 1}} | train
+    directory = work.path / "run"
+    directory.mkdir(exist_ok=True)
+    spec = TrainSpec(
+        root=work.path,
+        workload=config.workload.module,
+        config=TrainConfig.model_validate(section),
+        primary=primary,
+        manifest=work.path / workspace.MANIFEST,
+        region=config.site,
+        residency=config.residency,
+        access_log=work.path / workspace.ACCESS_LOG,
+        run_directory=directory,
+        fingerprint="f" * 64,
+        tracking_uri="",
+        mlflow_run_id="",
+    )
+    lines: list[dict[str, float]] = []
+    train_here(spec, load_workload(spec.workload, work.path), lines.append)
+    return lines
+
+
+def refused(work: Workspace, kind: type[ConvoyError], *words: str, **train: Any) -> str:
+    """All that a log would show of the error."""
+    with pytest.raises(kind) as found:
+        run(work, **train)
+    for word in words:
+        assert word in str(found.value)
+    return "".join(traceback.format_exception(found.value))
+
+
+def test_learning_rate() -> None:
+    from training.trainer import learning_rate
+
+    config = OptimizerConfig(lr=2.0, warmup_steps=4, final_lr_ratio=0.25)
+    assert [learning_rate(config, step, 104) for step in (1, 2, 3, 4)] == [0.5, 1.0, 1.5, 2.0]
+    assert learning_rate(config, 54, 104) == pytest.approx(2.0 * 0.625)  # half way
+    assert learning_rate(config, 104, 104) == pytest.approx(0.5)
+    rates = [learning_rate(config, step, 104) for step in range(4, 105)]
+    assert rates == sorted(rates, reverse=True)
+    assert learning_rate(OptimizerConfig(lr=1.0, final_lr_ratio=0.0), 1, 1) == pytest.approx(0.0)
+    assert learning_rate(OptimizerConfig(lr=1.0, warmup_steps=9), 3, 3) == pytest.approx(1 / 3)
+
+
+@pytest.mark.usefixtures("one_rank")
+class TestTrain:
+    def test_to_the_end_and_nothing_twice(self, work: Workspace) -> None:
+        assert [line["step"] for line in run(work)] == [5, 10, 15, 20, 25, 30]
+        weights = (work.path / "run" / WEIGHTS_FILE).read_bytes()
+        assert run(work) == []  # from the last commit there is nothing left to do
+        assert (work.path / "run" / WEIGHTS_FILE).read_bytes() == weights
+
+    def test_a_metric_that_is_not_there_is_found_before_the_first_step(
+        self, work: Workspace
+    ) -> None:
+        refused(
+            work,
+            WorkloadError,
+            "params.yaml: evaluate.primary: there is no metric 'acuracy'; the workload gives acc",
+            primary="acuracy",
+        )
+        assert not (work.path / "run" / STEPS_FILE).exists()
+
+    @pytest.mark.parametrize(
+        ("function", "old"),
+        [
+            ("model()", "    from torch import nn\n\n"),
+            ("collate()", "    inputs = torch"),
+            ("loss()", "    return cross_entropy"),
+            ("metrics()", "    hits = (output"),
+            ("predict()", "    return [bool"),
+        ],
+    )
+    def test_what_the_users_code_raises_is_said_without_its_text(
+        self, work: Workspace, function: str, old: str
+    ) -> None:
+        edit(MODULE, old, f"    raise ValueError('{SECRET}')\n{old}")
+        where = f"toy_workload.{function} raised ValueError at toy_workload.py:"
+        assert SECRET not in refused(work, WorkloadError, where)
+        assert SECRET in (work.path / ".convoy/logs/user-error.txt").read_text()
+
+    @pytest.mark.parametrize(
+        ("old", "new", "words"),
+        [
+            (
+                "    return nn.Sequential(",
+                "    return str(",
+                "model() gave a str: return a torch.nn",
+            ),
+            (
+                "    return inputs, torch",
+                "    return torch",
+                "collate() gave a Tensor: return a pai",
+            ),
+            ("cross_entropy(output, target)", "0.5", "loss() gave a float: return a tensor of one"),
+            (
+                "(float(hits), float(len(target)))",
+                "0.5",
+                "metrics() gave a dict: return {name: (to",
+            ),
+        ],
+    )
+    def test_what_the_users_code_gives_is_looked_at(
+        self, work: Workspace, old: str, new: str, words: str
+    ) -> None:
+        if "nn.Seq" in old:
+            edit(
+                MODULE,
+                "nn.Linear(2, hidden), nn.Tanh(), nn.Dropout(0.1), nn.Linear(hidden, 2)",
+                "1",
+            )
+        edit(MODULE, old, new)
+        refused(work, WorkloadError, f"toy_workload.{words}")
+
+    @pytest.mark.parametrize(
+        ("returned", "words"),
+        [
+            (
+                "cross_entropy(output, target) / (output.sum() * 0)",
+                "the workload's loss() gave",
+            ),
+            ("output", "gave a tensor of shape (32, 2); it must be one finite number"),
+        ],
+    )
+    def test_a_loss_that_is_no_number_names_the_step(
+        self, work: Workspace, returned: str, words: str
+    ) -> None:
+        edit(MODULE, "return cross_entropy(output, target)", f"return {returned}")
+        refused(work, TrainingError, "step 1: ", words)
+
+    def test_a_loss_that_grows_without_bound_names_its_step(self, work: Workspace) -> None:
+        edit(
+            MODULE,
+            "    return cross_entropy(output, target)",
+            "    loss.calls = getattr(loss, 'calls', 0) + 1\n"
+            "    return cross_entropy(output, target) * (float('nan') if loss.calls == 12 else 1)",
+        )
+        refused(work, TrainingError, "step 12: ", "gave nan", "Lower train.optimizer.lr")
+        assert [p.parent.name for p in Path("run").glob("*/*/committed.json")] == ["step-00000010"]
+
+    @pytest.mark.parametrize("how", ["changed", "cut", "swapped", "gone"])
+    def test_a_shard_in_the_store(self, work: Workspace, how: str) -> None:
+        placed = work.read_json("artifacts/upload/eu.json")["placed"]
+        named = [p for p in placed if p["shard"].startswith("train-")]
+        store = work.path / ".convoy/stores/eu"
+        first, second = (store / named[n]["address"] for n in (0, 1))
+        if how == "changed":
+            content = bytearray(first.read_bytes())
+            content[len(content) // 2] ^= 1
+            first.write_bytes(content)
+        elif how == "cut":
+            first.write_bytes(first.read_bytes()[:-1])
+        elif how == "swapped":
+            first.write_bytes(second.read_bytes())
+        else:
+            first.unlink()
+        refused(work, ConvoyError, f"shard {named[0]['shard']}", "region eu", "convoy stage upload")
+
+    def test_a_checkpoint_of_another_run(self, work: Workspace) -> None:
+        run(work)
+        marker = max(Path("run").glob("*/*/committed.json"))
+        content = json.loads(marker.read_text())
+        marker.write_text(json.dumps(content | {"fingerprint": "0" * 64}))
+        refused(work, CheckpointError, "is of another run (000000000000, this one is ffffffffffff)")
+
+    def test_weights_that_cannot_be_written(self, work: Workspace) -> None:
+        (work.path / "run" / WEIGHTS_FILE).mkdir(parents=True)
+        words = "model.safetensors could not be written", "the last checkpoint is whole"
+        refused(work, CheckpointError, *words)
+        (work.path / "run" / WEIGHTS_FILE).rmdir()
+        assert run(work) == []
