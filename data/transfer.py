@@ -184,8 +184,9 @@ def upload_region(
             sent = pool.map(lambda shard: _send(shard, directory, shards), missing)
             for shard in sent:
                 on_shard(shard, True)
-        for shard in set(allowed).difference(missing):
-            on_shard(shard, False)
+        for shard in allowed:
+            if shard not in missing:
+                on_shard(shard, False)
         placed = [
             PlacedShard(
                 shard=shard.name,
