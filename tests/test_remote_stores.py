@@ -80,6 +80,10 @@ def test_each_bucket_holds_what_may_be_there_sealed(trained: Workspace, s3: Seaw
             assert b"number" not in content
 
 
+def test_dvc_is_content(trained: Workspace) -> None:
+    assert "up to date" in trained.run("dvc", "status")
+
+
 def test_the_local_shards_are_not_needed(trained: Workspace) -> None:
     """As in a fresh clone, which has the manifest and no shards."""
     for path in (trained.path / "artifacts/shard/shards").iterdir():
@@ -123,7 +127,3 @@ def test_a_key_service_that_is_away_is_named_before_anything_is_spent(trained: W
     finally:
         trained.set("regions.eu.wrapping_key", url)
     assert "regions.eu.wrapping_key" in output
-
-
-def test_dvc_is_content(trained: Workspace) -> None:
-    assert "up to date" in trained.run("dvc", "status")
