@@ -1,6 +1,8 @@
 """The MLflow run of a training: made before the workers start, ended as it truly ended."""
 
+import contextlib
 import queue
+import sqlite3
 import threading
 import time
 from collections.abc import Mapping
@@ -25,6 +27,7 @@ RunStatus = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
 
 _FLUSH_SECONDS = 30.0
 _ANSWER_SECONDS = 10.0
+_SQLITE = "sqlite:///"
 
 
 def open_client(tracking_uri: str) -> "MlflowClient":
@@ -35,15 +38,22 @@ def open_client(tracking_uri: str) -> "MlflowClient":
 
 
 def check_tracking(tracking_uri: str) -> None:
-    """Raise RegistryError when nothing answers at the URI of a server: MLflow's own client would
-    try again for minutes. Loads no MLflow; any answer will do, a refusal of rights included.
+    """Raise RegistryError when no server answers, or when a SQLite file cannot be written: MLflow
+    itself would try again for minutes, or for an hour. Loads no MLflow.
+
+    Any answer of a server will do, a refusal of rights included.
     """
-    if not tracking_uri.startswith(("http://", "https://")):
-        return
     try:
-        requests.get(tracking_uri, timeout=_ANSWER_SECONDS, stream=True).close()
+        if tracking_uri.startswith(("http://", "https://")):
+            requests.get(tracking_uri, timeout=_ANSWER_SECONDS, stream=True).close()
+        elif tracking_uri.startswith(_SQLITE):
+            path = tracking_uri.removeprefix(_SQLITE).partition("?")[0]
+            with contextlib.closing(sqlite3.connect(path, timeout=_ANSWER_SECONDS)) as database:
+                database.execute("BEGIN IMMEDIATE")
     except (requests.ConnectionError, requests.Timeout) as error:
         raise _unavailable(tracking_uri, f"does not answer ({type(error).__name__})") from None
+    except sqlite3.Error as error:
+        raise _unavailable(tracking_uri, f"cannot be opened and written ({error})") from None
 
 
 def _unavailable(tracking_uri: str, what: str) -> RegistryError:
@@ -67,7 +77,7 @@ def start_run(
         client = open_client(tracking_uri)
         found = client.get_experiment_by_name(experiment)
         if found is None:
-            local = tracking_uri.startswith("sqlite:")
+            local = tracking_uri.startswith(_SQLITE)
             experiment_id = client.create_experiment(
                 experiment, artifact_location=artifact_location if local else None
             )
