@@ -93,17 +93,17 @@ class SealedShards:
         return f"objects/{content_address(self.key, shard.digest)}"
 
     def holds(self, shard: Shard) -> bool:
-        """Whether the store holds the whole object: its size and its last segment are right."""
+        """Whether the store holds the whole object: its size is right, and its header and last
+        segment authenticate."""
         address = self.address(shard)
         sealed_bytes = sealed_size(shard.num_bytes)
+
+        def read(start: int, end: int) -> bytes:
+            # At the end one byte more is asked for, and must not be there.
+            return self.store.get(address, start, end + 1 if end == sealed_bytes else end)
+
         try:
-            reader = SealedReader(
-                self.key,
-                self._associated_data(shard),
-                lambda start, end: self.store.get(address, start, end),
-                sealed_bytes,
-            )
-            reader.read(max(0, shard.num_bytes - 1), shard.num_bytes)
+            SealedReader(self.key, self._associated_data(shard), read, sealed_bytes)
         except (ObjectMissing, SealBroken):
             return False
         return True

@@ -1,0 +1,192 @@
+"""Shards to stores and back: sent once, refused or replaced when broken, and all of it noted."""
+
+import shutil
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data.errors import DataError, ManifestError, ShardBroken
+from data.manifest import Manifest
+from data.record import Record
+from data.residency import Residency, Rule
+from data.shard import Shard, ShardConfig, write_shards
+from data.transfer import UploadReceipt, open_region, read_receipt, upload_region
+from storage.access_log import AccessEntry, AccessLog
+from storage.region import Region
+
+SECRET = "content-of-a-record"
+
+
+@dataclass
+class Setting:
+    """Shards on disk, one region that may hold those of EU, and its log."""
+
+    path: Path
+    manifest: Manifest
+    region: Region
+    residency: Residency
+
+    def upload(self) -> tuple[UploadReceipt, dict[str, bool]]:
+        """The receipt, and for each shard whether it was sent."""
+        sent: dict[str, bool] = {}
+
+        def note(shard: Shard, was_sent: bool) -> None:
+            assert shard.name not in sent
+            sent[shard.name] = was_sent
+
+        receipt = upload_region(
+            self.manifest, self.path / "shards", self.region, self.residency, self.log, note
+        )
+        return receipt, sent
+
+    @property
+    def log(self) -> AccessLog:
+        return AccessLog(self.path / "access.log")
+
+    def entries(self, action: str) -> list[AccessEntry]:
+        return [entry for entry in self.log.entries() if entry.action == action]
+
+    def object(self, receipt: UploadReceipt, number: int) -> Path:
+        return self.path / "store" / receipt.placed[number].address
+
+
+@pytest.fixture
+def setting(tmp_path: Path) -> Setting:
+    records = [
+        Record({"text": f"{SECRET} {i}", "i": i}, "EU" if i % 3 else "CN") for i in range(90)
+    ]
+    (tmp_path / "shards").mkdir()
+    shards = write_shards(records, tmp_path / "shards", ShardConfig(records_per_shard=16))
+    rule = Rule(
+        name="home",
+        jurisdictions=("EU",),
+        artifacts=("shard",),
+        regions=("eu",),
+        mechanism="home",
+        evidence="a test",
+        expires=date(2099, 1, 1),
+    )
+    region = Region(
+        name="eu",
+        jurisdiction="EU",
+        store=f"file:{tmp_path}/store",
+        wrapping_key=f"file:{tmp_path}/eu.key",
+    )
+    manifest = Manifest(dataset="toy", shards=shards)
+    return Setting(tmp_path, manifest, region, Residency(rules=(rule,)))
+
+
+def test_what_may_be_there_is_placed_and_comes_back(setting: Setting) -> None:
+    receipt, sent = setting.upload()
+    assert set(sent.values()) == {True}
+    assert {placed.shard for placed in receipt.placed} == {
+        shard.name for shard in setting.manifest.shards if shard.jurisdiction == "EU"
+    }
+    sealed = open_region(setting.manifest, setting.region, setting.log)
+    for shard in setting.manifest.shards:
+        if shard.jurisdiction == "EU":
+            rows = list(sealed.open(shard))
+            assert len(rows) == shard.num_records
+            assert all(row["text"].startswith(SECRET) for row in rows)
+    for path in (setting.path / "store").rglob("*"):
+        assert path.is_dir() or SECRET.encode() not in path.read_bytes()
+
+
+def test_a_second_upload_puts_nothing(setting: Setting) -> None:
+    first, sent = setting.upload()
+    puts = len(setting.entries("put"))
+    assert puts == len(sent)
+    before = {path: path.read_bytes() for path in (setting.path / "store").rglob("objects/*")}
+    second, sent_again = setting.upload()
+    assert second == first
+    assert sent_again == dict.fromkeys(sent, False)
+    assert len(setting.entries("put")) == puts
+    assert {p: p.read_bytes() for p in (setting.path / "store").rglob("objects/*")} == before
+
+
+def test_without_local_shards_what_is_stored_is_enough(setting: Setting) -> None:
+    first, _ = setting.upload()
+    shutil.rmtree(setting.path / "shards")
+    assert setting.upload()[0] == first
+    setting.object(first, 0).unlink()
+    with pytest.raises(DataError, match=f"shard {first.placed[0].shard} is neither in "):
+        setting.upload()
+
+
+@pytest.mark.parametrize("how", ["changed", "cut", "longer", "swapped", "gone"])
+def test_a_broken_object_is_refused_then_replaced(setting: Setting, how: str) -> None:
+    receipt, _ = setting.upload()
+    shards = {shard.name: shard for shard in setting.manifest.shards}
+    path, other = setting.object(receipt, 0), setting.object(receipt, 1)
+    whole = path.read_bytes()
+    if how == "changed":
+        path.write_bytes(whole[:-20] + bytes([whole[-20] ^ 1]) + whole[-19:])
+    elif how == "cut":
+        path.write_bytes(whole[:-1])
+    elif how == "longer":
+        path.write_bytes(whole + b"x")
+    elif how == "swapped":
+        path.write_bytes(other.read_bytes())
+    else:
+        path.unlink()
+    name = receipt.placed[0].shard
+    sealed = open_region(setting.manifest, setting.region, setting.log)
+    with pytest.raises(ShardBroken, match=f"shard {name} .*region eu") as refused:
+        sealed.open(shards[name])
+    assert SECRET not in str(refused.value)
+    _, sent = setting.upload()
+    assert [shard for shard, was_sent in sent.items() if was_sent] == [name]
+    assert sealed.open(shards[name]).num_records == shards[name].num_records
+
+
+def test_what_may_not_be_there_is_noted_as_refused(setting: Setting) -> None:
+    receipt, _ = setting.upload()
+    [withheld] = receipt.withheld
+    assert (withheld.jurisdiction, withheld.num_records) == ("CN", 30)
+    assert withheld.reason == "no rule names jurisdiction 'CN'"
+    [refusal] = setting.entries("refuse")
+    assert refusal.decision == "refused"
+    assert refusal.object == f"{setting.manifest.digest}/CN"
+    assert refusal.reason == withheld.reason
+
+
+def test_a_region_that_may_hold_nothing_gets_no_key(setting: Setting) -> None:
+    receipt = upload_region(
+        setting.manifest, setting.path / "shards", setting.region, Residency(), setting.log
+    )
+    assert receipt.placed == ()
+    assert {e.jurisdiction for e in receipt.withheld} == {"EU", "CN"}
+    assert not (setting.path / "store").exists()
+    assert not (setting.path / "eu.key").exists()
+
+
+def test_the_log_holds_no_content_and_no_plaintext_digest(setting: Setting) -> None:
+    receipt, _ = setting.upload()
+    sealed = open_region(setting.manifest, setting.region, setting.log)
+    sealed.open(next(s for s in setting.manifest.shards if s.jurisdiction == "EU"))
+    text = (setting.path / "access.log").read_text()
+    assert SECRET not in text
+    assert not [p.digest for p in receipt.placed if p.digest in text]
+    [got] = setting.entries("get")
+    assert got.object.startswith("objects/")
+    assert got.num_bytes > 0
+
+
+def test_a_receipt_of_another_version_or_form_is_refused(setting: Setting) -> None:
+    receipt, _ = setting.upload()
+    path = setting.path / "eu.json"
+    with pytest.raises(ManifestError, match=r"eu.json is missing: run `convoy stage upload`"):
+        read_receipt(path, setting.manifest)
+    receipt.write(path)
+    assert read_receipt(path, setting.manifest) == receipt
+    other = Manifest(dataset="toy", shards=setting.manifest.shards[1:])
+    with pytest.raises(ManifestError, match=r"eu.json is of version .*, the manifest is "):
+        read_receipt(path, other)
+    changes: list[tuple[str, Any]] = [("convoy-receipt-v1", "convoy-receipt-v9"), ("{", "[")]
+    for old, new in changes:
+        path.write_text(path.read_text().replace(old, new, 1))
+        with pytest.raises(ManifestError, match=r"eu.json: .*run `convoy stage upload`"):
+            read_receipt(path, setting.manifest)

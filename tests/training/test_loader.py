@@ -1,0 +1,127 @@
+"""The loader: each sample once, the ranks' parts, any cursor, and errors that reach the loop."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from data.errors import ShardBroken
+from data.shard import Shard
+from data.transfer import SealedShards
+from training.loader import Loader, prefetch
+
+SIZES = (40, 7, 23, 30)
+
+
+@dataclass
+class Rows:
+    """An opened shard whose rows say their global number."""
+
+    first: int
+
+    def rows(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        return [{"number": self.first + int(index)} for index in indices]
+
+
+class Sealed:
+    """Stands for a region's shards; counts how often one is opened."""
+
+    def __init__(self) -> None:
+        self.opened: list[str] = []
+
+    def open(self, shard: Shard) -> Rows:
+        self.opened.append(shard.name)
+        return Rows(sum(SIZES[: int(shard.name)]))
+
+
+def make_loader(sealed: Any, replica: int = 0, num_replicas: int = 1, batch: int = 12) -> Loader:
+    shards = [
+        Shard(
+            name=str(index),
+            digest="0" * 64,
+            split="train",
+            jurisdiction="EU",
+            num_records=size,
+            num_bytes=1,
+        )
+        for index, size in enumerate(SIZES)
+    ]
+
+    def collate(records: Sequence[dict[str, Any]]) -> Any:
+        return [record["number"] for record in records], None
+
+    return Loader(
+        cast(SealedShards, sealed),
+        shards,
+        collate,
+        global_batch=batch,
+        replica=replica,
+        num_replicas=num_replicas,
+        seed=3,
+        window=2,
+    )
+
+
+def take(loader: Loader, count: int, cursor: int = 0) -> list[list[int]]:
+    batches = cast(Iterator[tuple[list[int], None]], loader.batches(cursor))
+    return [next(batches)[0] for _ in range(count)]
+
+
+def test_every_sample_is_seen_once_an_epoch() -> None:
+    numbers = list(chain.from_iterable(take(make_loader(Sealed(), batch=10), 20)))
+    assert sorted(numbers[:100]) == list(range(100))
+    assert sorted(numbers[100:]) == list(range(100))
+    assert numbers[:100] != numbers[100:]
+
+
+@pytest.mark.parametrize("num_replicas", [2, 3, 4])
+def test_the_ranks_parts_make_the_global_batch(num_replicas: int) -> None:
+    whole = take(make_loader(Sealed()), 25)
+    parts = [take(make_loader(Sealed(), rank, num_replicas), 25) for rank in range(num_replicas)]
+    for step, batch in enumerate(whole):
+        assert list(chain.from_iterable(part[step] for part in parts)) == batch
+
+
+def test_a_cursor_goes_on_where_it_stood() -> None:
+    whole = take(make_loader(Sealed()), 30)
+    for done in (1, 8, 9, 17):
+        assert take(make_loader(Sealed()), 30 - done, cursor=12 * done) == whole[done:]
+
+
+def test_a_shard_is_opened_once_for_a_window() -> None:
+    sealed = Sealed()
+    take(make_loader(sealed, batch=10), 10)  # one epoch
+    assert sorted(sealed.opened) == ["0", "1", "2", "3"]
+
+
+def test_an_error_of_the_thread_is_raised_in_the_loop() -> None:
+    class Broken(Sealed):
+        def open(self, shard: Shard) -> Rows:
+            if len(self.opened) == 2:
+                raise ShardBroken(f"shard {shard.name}")
+            return super().open(shard)
+
+    batches = prefetch(make_loader(Broken(), batch=10).batches(0))
+    with pytest.raises(ShardBroken, match=r"shard \d"):
+        list(islice(batches, 10))
+    assert not [t for t in threading.enumerate() if t.name == "loader"]
+
+
+def test_batches_come_in_order_and_the_thread_ends_with_the_loop() -> None:
+    expected = take(make_loader(Sealed()), 20)
+    batches = cast(Any, prefetch(make_loader(Sealed()).batches(0)))
+    assert [next(batches)[0] for _ in range(20)] == expected
+    assert [t for t in threading.enumerate() if t.name == "loader"]
+    batches.close()
+    assert not [t for t in threading.enumerate() if t.name == "loader"]
+
+
+def test_rows_stand_where_the_order_says() -> None:
+    loader = make_loader(Sealed())
+    shards, rows = loader.order.slice(0, 12)
+    starts = np.cumsum((0, *SIZES))[shards]
+    assert take(loader, 1) == [list(starts + rows)]
