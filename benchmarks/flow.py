@@ -83,7 +83,7 @@ def _measure(served: Workspace, embedded: Workspace) -> tuple[float, float, floa
     return (
         seconds(lambda: served.python(PLAIN)),
         seconds(lambda: served.run("convoy", "run", "--force")),
-        seconds(lambda: embedded.run("convoy", "run", "--force", PREFECT_API_URL="")),
+        seconds(lambda: embedded.run("convoy", "run", "--force")),
     )
 
 
