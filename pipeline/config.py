@@ -151,7 +151,12 @@ class Config(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def tracking_uri(self) -> str:
-        return os.environ.get("MLFLOW_TRACKING_URI") or self.registration.tracking_uri
+        """Where MLflow is. The path of a SQLite file is absolute: MLflow keeps a database open by
+        its URI, so that a relative one would mean the first workspace of a process.
+        """
+        uri = os.environ.get("MLFLOW_TRACKING_URI") or self.registration.tracking_uri
+        scheme, found, path = uri.partition("sqlite:///")
+        return f"sqlite:///{Path(path).absolute()}" if found and not scheme else uri
 
     @classmethod
     def load(cls, path: str | Path = PARAMS_FILE) -> "Config":

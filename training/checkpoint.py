@@ -1,5 +1,6 @@
 """Committed, resumable states: a fresh directory each, the marker written last."""
 
+import errno
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 from pydantic import BaseModel
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -17,6 +19,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from training.errors import CheckpointError
 
 MARKER = "committed.json"
+_FULL_BYTES = 64 << 10
+"""Free space below which a write failed for want of it."""
 
 
 class Checkpoint(BaseModel, frozen=True, extra="forbid"):
@@ -48,10 +52,13 @@ def save_checkpoint(
         save(_state(model, optimizer), checkpoint_id=target)
         if dist.get_rank() == 0:
             _commit(target, checkpoint)
-    except Exception as error:
+    except (Exception, CheckpointException) as error:  # of DCP, which is no Exception
+        reason = _reason(error, directory)
+        if dist.get_rank() == 0:
+            shutil.rmtree(target, ignore_errors=True)  # no use, and in the way of what is said now
         raise CheckpointError(
-            f"checkpoint {target} could not be written ({_reason(error)}); the one before it is "
-            "whole: make room or mend the disk and run `convoy stage train`, which goes on from it"
+            f"checkpoint {target} could not be written ({reason}); the one before it is whole: "
+            "make room or mend the disk and run `convoy stage train`, which goes on from it"
         ) from error
     if dist.get_rank() == 0:
         for old in sorted(find_checkpoints(directory))[:-keep]:
@@ -65,7 +72,7 @@ def load_checkpoint(
 ) -> Checkpoint | None:
     """Load the newest committed state in place; None when there is none yet.
 
-    Raises CheckpointError for a checkpoint of another run.
+    Raises CheckpointError for a checkpoint of another run, and for one that was changed.
     """
     found = find_checkpoints(directory)
     if not found:
@@ -78,7 +85,13 @@ def load_checkpoint(
             f"{fingerprint[:12]}): its workload, manifest or parameters differ; delete {directory}"
         )
     state = _state(model, optimizer)
-    load(state, checkpoint_id=newest)
+    try:
+        load(state, checkpoint_id=newest)
+    except (Exception, CheckpointException) as error:
+        raise CheckpointError(
+            f"{newest} cannot be read ({_reason(error, directory)}): delete it and run `convoy "
+            "stage train`, which goes on from the one before it"
+        ) from error
     set_state_dict(
         model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
     )
@@ -112,8 +125,10 @@ def _commit(target: Path, checkpoint: Checkpoint) -> None:
     pending.rename(target / MARKER)
 
 
-def _reason(error: BaseException) -> str:
-    """The first line of the deepest cause: DCP wraps what the disk said in its own errors."""
-    while error.__cause__ is not None:
-        error = error.__cause__
+def _reason(error: BaseException, directory: Path) -> str:
+    """What went wrong, in one line; of a full disk DCP itself says no word."""
+    if shutil.disk_usage(directory).free < _FULL_BYTES:
+        return os.strerror(errno.ENOSPC)
+    if isinstance(error, CheckpointException):
+        error = next(failure for failure, _ in error.failures.values())
     return f"{type(error).__name__}: {error}".splitlines()[0]

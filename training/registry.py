@@ -58,10 +58,14 @@ def register_model(
     check_tracking(tracking_uri)
     try:
         client = open_client(tracking_uri)
-        model_uri = _log_model(workload, code, weights, model_params, tracking_uri, run_id)
+        model_id = _log_model(workload, code, weights, model_params, tracking_uri, run_id)
         _ensure_registered(client, name)
         created = client.create_model_version(
-            name, model_uri, run_id=run_id, tags={k: v[:5000] for k, v in tags.items()}
+            name,
+            f"models:/{model_id}",
+            run_id=run_id,
+            model_id=model_id,  # a server refuses a source that it is not told to be that model's
+            tags={k: v[:5000] for k, v in tags.items()},
         )
         client.set_model_version_tag(
             name, created.version, f"{METRIC_TAG}{metrics.primary}", repr(metrics.primary_value)
@@ -110,8 +114,8 @@ def _log_model(
             input_example=pd.DataFrame(example) if example else None,
             pip_requirements=[f"{p}=={version(p).split('+')[0]}" for p in _SERVED_PACKAGES],
         )
-        uri: str = info.model_uri
-        return uri
+        model_id: str = info.model_id
+        return model_id
 
 
 def _stage_code(module: str, code: Path, staging: Path) -> list[str]:

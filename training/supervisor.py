@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,8 @@ from training.spec import EXIT_CODES_VARIABLE, STEPS_FILE, TrainSpec
 
 _POLL_SECONDS = 0.2
 _GRACE_SECONDS = 10.0
+_FULL_BYTES = 64 << 10
+"""Free space on a disk below which the workers cannot leave a word."""
 _SIGTERM = int(signal.SIGTERM)
 
 
@@ -163,10 +166,8 @@ def _end(agent: subprocess.Popen[bytes]) -> None:
 
 
 def _explain(spec: TrainSpec, last_step: int, seconds: float) -> Incident:
-    failures: list[dict[str, Any]] = sorted(
-        (json.loads(p.read_bytes()) for p in spec.run_directory.glob("failure-*.json")),
-        key=lambda failure: float(failure["time"]),
-    )
+    found = [_read_json(path) for path in spec.run_directory.glob("failure-*.json")]
+    failures = sorted(filter(None, found), key=lambda failure: float(failure["time"]))
     own = [failure for failure in failures if not failure["peer_lost"]]
     if own:
         first = own[0]
@@ -174,6 +175,15 @@ def _explain(spec: TrainSpec, last_step: int, seconds: float) -> Incident:
             cause="error",
             rank=first["rank"],
             message=f"rank {first['rank']} failed: {first['message']}",
+            last_step=last_step,
+            seconds=seconds,
+        )
+    if shutil.disk_usage(spec.run_directory).free < _FULL_BYTES:
+        return Incident(
+            cause="error",
+            rank=None,
+            message=f"the disk of {spec.run_directory} is full: make room and run `convoy stage "
+            "train`, which goes on from the last commit",
             last_step=last_step,
             seconds=seconds,
         )
@@ -194,10 +204,17 @@ def _explain(spec: TrainSpec, last_step: int, seconds: float) -> Incident:
 
 def _read_exit_codes(spec: TrainSpec) -> dict[int, int]:
     """Exit codes of the ranks that failed; none when torchrun itself was killed."""
-    path = _exit_codes(spec)
-    if not path.exists():
-        return {}
-    return {int(rank): int(number) for rank, number in json.loads(path.read_bytes()).items()}
+    codes = _read_json(_exit_codes(spec)) or {}
+    return {int(rank): int(number) for rank, number in codes.items()}
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    """What a process left; None when it left nothing, or a full disk took nothing."""
+    try:
+        content: dict[str, Any] = json.loads(path.read_bytes())
+    except (FileNotFoundError, json.JSONDecodeError):
+        return None
+    return content
 
 
 def _exit_codes(spec: TrainSpec) -> Path:

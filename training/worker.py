@@ -59,9 +59,9 @@ def _leave_failure(error: Exception, directory: Path, rank: int) -> None:
         "message": str(error) if isinstance(error, ConvoyError) else _describe(error),
         "peer_lost": any(sign in str(error) for sign in _PEER_LOST),
     }
+    (directory / f"failure-{rank}.json").write_text(json.dumps(failure))
     if not isinstance(error, ConvoyError) or error.detail is None:
         write_private(_detail(directory, rank), traceback.format_exc())
-    (directory / f"failure-{rank}.json").write_text(json.dumps(failure))
 
 
 def _describe(error: Exception) -> str:

@@ -131,7 +131,9 @@ def test_the_first_ranks_own_error_is_shown_and_its_text_stays_here(tmp_path: Pa
     for stage in ("ingest", "shard", "upload"):
         workspace.run("convoy", "stage", stage)
     output = workspace.run("convoy", "stage", "train", expect=1)
-    assert "error: rank 1 failed: ValueError at toy_workload.py:" in output
+    assert (
+        "error: rank 1 failed: toy_workload.loss() raised ValueError at toy_workload.py:" in output
+    )
     error = output[output.index("error: ") :]
     assert "secret-of-a-record" not in error  # what goes elsewhere
     assert "secret-of-a-record" in output  # the terminal of this machine has the traceback

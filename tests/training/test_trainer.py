@@ -191,6 +191,13 @@ class TestTrain:
         marker.write_text(json.dumps(content | {"fingerprint": "0" * 64}))
         refused(work, CheckpointError, "is of another run (000000000000, this one is ffffffffffff)")
 
+    def test_a_checkpoint_that_was_cut(self, work: Workspace) -> None:
+        run(work)
+        [content] = max(Path("run").glob("checkpoints/step-*")).glob("*.distcp")
+        content.write_bytes(content.read_bytes()[:300])
+        words = "step-00000030 cannot be read (", "delete it and run `convoy stage train`"
+        refused(work, CheckpointError, *words)
+
     def test_weights_that_cannot_be_written(self, work: Workspace) -> None:
         (work.path / "run" / WEIGHTS_FILE).mkdir(parents=True)
         words = "model.safetensors could not be written", "the last checkpoint is whole"
