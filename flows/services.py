@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -12,15 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flows.environment import is_healthy
+from flows.guard import GRACE_SECONDS, REST_SECONDS
 from pipeline.errors import PipelineError
 
 _START_SECONDS = 180.0
-_STOP_SECONDS = 10.0
+_POLL_SECONDS = 0.1
+_LOG_LINES = 8
 
 
 @dataclass(frozen=True)
 class Service:
-    """A running server."""
+    """A running server, under its guard."""
 
     name: str
     process: subprocess.Popen[bytes]
@@ -44,46 +45,50 @@ def free_port(preferred: int) -> int:
 def running(
     name: str, arguments: list[str], log: Path, environment: Mapping[str, str]
 ) -> Iterator[Service]:
-    """A Python module as a server in a process group of its own, ended whole with the block."""
+    """A Python module as a server in a process group of its own, ended whole with the block.
+
+    It ends as well when this process is killed. Its log is that of this start alone.
+    """
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as output:
+    with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "flows.guard", *arguments],
-            env={**os.environ, **environment},
+            [sys.executable, "-m", "flows.guard", str(os.getpid()), *arguments],
+            # A `data` folder or `tasks.py` of the workspace must not hide the packages.
+            env={**os.environ, **environment, "PYTHONSAFEPATH": "1"},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
+            # Ctrl-C on the terminal is for this process, which ends its servers in order.
             process_group=0,
         )
     try:
         yield Service(name, process, log)
     finally:
-        _stop(process)
+        process.terminate()
+        process.wait(GRACE_SECONDS + REST_SECONDS + 5)
 
 
 def await_healthy(service: Service, url: str) -> None:
     """Wait until the URL answers. Raises PipelineError with the end of the log if it does not."""
     deadline = time.monotonic() + _START_SECONDS
     while not is_healthy(url):
-        if service.process.poll() is not None or time.monotonic() > deadline:
-            tail = service.log.read_text(errors="replace").splitlines()[-5:]
+        check_alive(service)
+        if time.monotonic() > deadline:
             raise PipelineError(
-                f"the {service.name} server did not start; the end of {service.log}:\n"
-                + "\n".join(tail)
+                f"{service.name} does not answer at {url} after {_START_SECONDS:.0f} s"
+                + _tell_log(service)
             )
-        time.sleep(0.25)
+        time.sleep(_POLL_SECONDS)
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM, then SIGKILL, to the whole group: these servers leave children when killed alone."""
-    for number, seconds in ((signal.SIGTERM, _STOP_SECONDS), (signal.SIGKILL, _STOP_SECONDS)):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            process.poll()
-            try:
-                os.killpg(process.pid, 0)
-            except ProcessLookupError:
-                return
-            time.sleep(0.05)
+def check_alive(service: Service) -> None:
+    """Raise PipelineError with the end of the log if the server ended by itself."""
+    if service.process.poll() is not None:
+        raise PipelineError(
+            f"{service.name} ended with status {service.process.returncode}" + _tell_log(service)
+        )
+
+
+def _tell_log(service: Service) -> str:
+    lines = service.log.read_text(errors="replace").splitlines()[-_LOG_LINES:]
+    return f"; the end of {service.log}:\n" + "\n".join(lines)

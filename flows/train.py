@@ -2,15 +2,16 @@
 
 import contextlib
 import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 from prefect import flow, get_run_logger
-from prefect.runtime import flow_run
+from prefect.runtime import deployment, flow_run
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
-from pipeline.checks import check_before_run
 from pipeline.config import Config
 from pipeline.lineage import FLOW_RUN_VARIABLE
 from pipeline.params import set_params
@@ -19,7 +20,8 @@ from pipeline.versioning import Snapshot, commit_stage, find_stale
 from pipeline.workspace import lock_workspace
 from tasks.artifacts import ProgressArtifact, publish, publish_stages
 from tasks.snapshot import snapshot
-from tasks.stages import TASKS
+from tasks.stages import TASKS, check
+from training.process import die_with_parent
 
 _PROGRESS_SECONDS = 2.0
 
@@ -27,10 +29,10 @@ _PROGRESS_SECONDS = 2.0
 @flow(name="train", persist_result=False)
 def train(
     workspace: str = ".",
-    steps: int | None = None,
-    global_batch: int | None = None,
-    learning_rate: float | None = None,
-    seed: int | None = None,
+    steps: PositiveInt | None = None,
+    global_batch: PositiveInt | None = None,
+    learning_rate: PositiveFloat | None = None,
+    seed: NonNegativeInt | None = None,
     on_restricted: Literal["fail", "exclude"] | None = None,
     force: bool = False,
 ) -> Snapshot:
@@ -48,6 +50,9 @@ def train(
             (residency.on_restricted): stop, or train without them and report it.
         force: Run every stage, up to date or not.
     """
+    if deployment.id:
+        # A runner that is killed cannot end its runs.
+        die_with_parent(signal.SIGTERM)
     root = Path(workspace).resolve()
     changes = {
         "train.steps": steps,
@@ -59,7 +64,7 @@ def train(
     given = {name: value for name, value in changes.items() if value is not None}
     with _inside(root), lock_workspace(root, f"flow run {flow_run.get_name()}"):
         config = set_params(Path("params.yaml"), given) if given else Config.load()
-        check_before_run(config, root)
+        check.with_options(retries=config.schedule.retries)(config, root)
         with listening(_Watcher()):
             ran = _run_stages(config, root, force)
         return snapshot(root, ran)

@@ -8,6 +8,7 @@ from prefect.client.schemas.objects import State, TaskRun
 from pydantic import BaseModel
 
 from pipeline import stages
+from pipeline.checks import check_before_run
 from pipeline.config import Config
 from pipeline.stages import Stage
 from storage.errors import KeyringError, StoreUnavailable
@@ -23,17 +24,20 @@ def may_succeed_later(task: Task[..., Any], run: TaskRun, state: State[Any]) -> 
     return isinstance(state.result(raise_on_failure=False), _MAY_PASS)
 
 
+_SETTINGS: dict[str, Any] = {
+    "cache_policy": NO_CACHE,
+    "persist_result": False,
+    "retries": 1,
+    "retry_delay_seconds": RETRY_DELAYS_SECONDS,
+    "retry_condition_fn": may_succeed_later,
+}
+
+
 def _as_task(stage: Stage) -> Task[[Config], BaseModel]:
-    return Task(
-        stage,
-        cache_policy=NO_CACHE,
-        persist_result=False,
-        retries=1,
-        retry_delay_seconds=RETRY_DELAYS_SECONDS,
-        retry_condition_fn=may_succeed_later,
-    )
+    return Task(stage, **_SETTINGS)
 
 
+check = Task(check_before_run, name="check", **_SETTINGS)
 ingest = _as_task(stages.ingest)
 shard = _as_task(stages.shard)
 upload = _as_task(stages.upload)

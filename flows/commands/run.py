@@ -1,29 +1,38 @@
-"""`convoy run`: the flow in this process, by an embedded Prefect or the one that runs here."""
+"""`convoy run`: the flow in this process, by a Prefect that runs, or one for this run alone."""
 
 import argparse
+import atexit
+import contextlib
 import os
 from pathlib import Path
 
 from flows.console import show_progress
+from flows.services import await_healthy, free_port, running
 from flows.summary import summarize
 from pipeline.config import Config
 from pipeline.params import parse_change, set_params
 from pipeline.results import read_results
-from pipeline.workspace import STATE
+from pipeline.stages import STAGES
+from pipeline.versioning import Snapshot, check_repository, find_stale, read_revision
+from pipeline.workspace import lock_workspace
+
+# Nobody looks for blocks in this API, and `convoy up` registers them when it starts.
+_EPHEMERAL = {"PREFECT_API_BLOCKS_REGISTER_ON_START": "false"}
 
 
 def main(options: argparse.Namespace) -> int:
-    if options.set:
-        set_params(Path("params.yaml"), dict(parse_change(text) for text in options.set))
-    else:
-        Config.load()  # its errors come before the seconds that Prefect takes to load
-    STATE.mkdir(exist_ok=True)  # Prefect makes its home below it, but not its parents
-    # Prefect's own lines go to its API; the terminal gets ours.
-    os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
-    from flows.train import train
-
-    with show_progress():
-        snapshot = train(force=options.force)
+    root = Path.cwd()
+    with lock_workspace(root, "convoy run"):
+        if options.set:
+            set_params(Path("params.yaml"), dict(parse_change(text) for text in options.set))
+        else:
+            Config.load()
+        check_repository(root, require_clean=False)
+        # To do nothing takes no Prefect.
+        stale = options.force or any(find_stale(root, name) for name in STAGES)
+    snapshot = (
+        _run_flow(options.force) if stale else Snapshot(revision=read_revision(root), stages=())
+    )
     if options.json:
         print(snapshot.model_dump_json(indent=2))
         return 0
@@ -35,3 +44,30 @@ def main(options: argparse.Namespace) -> int:
     )
     print("next: `convoy report` writes a page, `convoy status` names the champion")
     return 0
+
+
+def _run_flow(force: bool) -> Snapshot:
+    # Prefect's own lines go to its API; the terminal gets ours.
+    os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
+    if not os.environ.get("PREFECT_API_URL"):
+        _start_api()
+    from flows.train import train
+
+    with show_progress():
+        return train(force=force)
+
+
+def _start_api() -> None:
+    """Start a Prefect API for this process, and end it at its exit."""
+    home = Path(os.environ["PREFECT_HOME"])
+    home.mkdir(parents=True, exist_ok=True)
+    port = free_port(0)
+    os.environ["PREFECT_API_URL"] = f"http://127.0.0.1:{port}/api"
+    command = ["flows.ephemeral", str(port)]
+    stack = contextlib.ExitStack()
+    # Before Prefect is loaded: what that sends as it ends, the last log lines, then goes first.
+    atexit.register(stack.close)
+    api = stack.enter_context(running("Prefect", command, home / "ephemeral.log", _EPHEMERAL))
+    import flows.train  # noqa: F401  # it loads while the API starts
+
+    await_healthy(api, f"{os.environ['PREFECT_API_URL']}/health")

@@ -2,14 +2,14 @@
 
 import argparse
 import contextlib
-import json
+import sys
 import time
 from pathlib import Path
 
-from flows.environment import UP_FILE, find_services
-from flows.services import Service, await_healthy, free_port, running
+from flows.commands.serve import DEPLOYMENT, read_schedule
+from flows.environment import announce_services
+from flows.services import Service, await_healthy, check_alive, free_port, running
 from pipeline.config import Config
-from pipeline.errors import PipelineError
 from pipeline.versioning import check_repository
 
 _POLL_SECONDS = 0.5
@@ -17,41 +17,55 @@ _POLL_SECONDS = 0.5
 
 def main(options: argparse.Namespace) -> int:
     root = Path.cwd()
-    Config.load()
+    config = Config.load()
     check_repository(root, require_clean=False)
-    if find_services(root):
-        raise PipelineError(f"`convoy up` runs already in {root}: `convoy status` shows its URLs")
-    state = root / ".convoy"
-    state.mkdir(exist_ok=True)
-    prefect_port, mlflow_port = free_port(options.prefect_port), free_port(options.mlflow_port)
-    prefect, mlflow = f"http://127.0.0.1:{prefect_port}", f"http://127.0.0.1:{mlflow_port}"
-    environment = {
-        "PREFECT_HOME": str(state / "prefect"),
-        "PREFECT_API_URL": f"{prefect}/api",
-        "PREFECT_UI_API_URL": f"{prefect}/api",
-        "MLFLOW_TRACKING_URI": mlflow,
-        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-    }
-    print("starting Prefect and MLflow ...", flush=True)
-    with contextlib.ExitStack() as stack:
-        servers = [
-            stack.enter_context(running(name, command, state / "logs" / f"{name}.log", environment))
-            for name, command in (
-                ("prefect", _prefect_command(prefect_port)),
-                ("mlflow", _mlflow_command(mlflow_port, state)),
-            )
-        ]
-        await_healthy(servers[0], f"{prefect}/api/health")
-        await_healthy(servers[1], f"{mlflow}/health")
-        served = ["flows.cli", "serve"]
-        log = state / "logs" / "serve.log"
-        servers.append(stack.enter_context(running("serve", served, log, environment)))
-        up_file = root / UP_FILE
-        up_file.write_text(json.dumps({"prefect": prefect, "mlflow": mlflow}))
-        stack.callback(up_file.unlink, missing_ok=True)
-        print(f"Prefect  {prefect}\nMLflow   {mlflow}\nCtrl-C stops all of it.", flush=True)
-        _watch(servers)
+    try:
+        _serve_all(root, config, options.prefect_port, options.mlflow_port)
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
     return 0
+
+
+def _serve_all(root: Path, config: Config, preferred_prefect: int, preferred_mlflow: int) -> None:
+    """Until an interrupt comes. Raises PipelineError when one of them ends by itself."""
+    state = root / ".convoy"
+    with announce_services(root) as announce, contextlib.ExitStack() as stack:
+        prefect_port, mlflow_port = free_port(preferred_prefect), free_port(preferred_mlflow)
+        urls = {
+            "prefect": f"http://127.0.0.1:{prefect_port}",
+            "mlflow": f"http://127.0.0.1:{mlflow_port}",
+        }
+        environment = {
+            "PREFECT_HOME": str(state / "prefect"),
+            "PREFECT_API_URL": f"{urls['prefect']}/api",
+            "PREFECT_UI_API_URL": f"{urls['prefect']}/api",
+            "MLFLOW_TRACKING_URI": urls["mlflow"],
+            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        }
+
+        def start(name: str, command: list[str]) -> Service:
+            log = state / "logs" / f"{name}.log"
+            return stack.enter_context(running(name, command, log, environment))
+
+        print("starting Prefect and MLflow ...", file=sys.stderr, flush=True)
+        (state / "prefect").mkdir(parents=True, exist_ok=True)
+        prefect = start("prefect", _prefect_command(prefect_port))
+        mlflow = start("mlflow", _mlflow_command(mlflow_port, state))
+        read_schedule(config.schedule)  # its library loads while the servers start
+        await_healthy(prefect, f"{urls['prefect']}/api/health")
+        await_healthy(mlflow, f"{urls['mlflow']}/health")
+        # The last to start and the first to end: its runs tell both servers how they ended.
+        served = start("serve", ["flows.cli", "serve"])
+        await_healthy(served, f"{urls['prefect']}/api/deployments/name/train/{DEPLOYMENT}")
+        announce(urls)
+        print(
+            f"Prefect  {urls['prefect']}\nMLflow   {urls['mlflow']}\nCtrl-C stops all of it.",
+            flush=True,
+        )
+        while True:
+            for service in (prefect, mlflow, served):
+                check_alive(service)
+            time.sleep(_POLL_SECONDS)
 
 
 def _prefect_command(port: int) -> list[str]:
@@ -59,21 +73,14 @@ def _prefect_command(port: int) -> list[str]:
 
 
 def _mlflow_command(port: int, state: Path) -> list[str]:
+    # Artifacts lie where a run without the server puts them, so either finds what the other left.
     return [
         "mlflow",
         "server",
         "--host=127.0.0.1",
         f"--port={port}",
         f"--backend-store-uri=sqlite:///{state / 'mlflow.db'}",
-        f"--artifacts-destination={state / 'mlartifacts'}",
+        f"--default-artifact-root={(state / 'mlartifacts').as_uri()}",
+        "--no-serve-artifacts",
         "--workers=1",
     ]
-
-
-def _watch(servers: list[Service]) -> None:
-    """Until one ends or an interrupt comes."""
-    while True:
-        for server in servers:
-            if server.process.poll() is not None:
-                raise PipelineError(f"the {server.name} process ended: see {server.log}")
-        time.sleep(_POLL_SECONDS)
