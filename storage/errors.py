@@ -11,7 +11,6 @@ ConvoyError                 anything a user can mend; the message says what, whe
 No message holds a secret or a plaintext.
 """
 
-
 from pathlib import Path
 
 
