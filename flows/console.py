@@ -8,12 +8,10 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.progress import (
     BarColumn,
-    MofNCompleteColumn,
     Progress,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
-    TimeRemainingColumn,
 )
 
 from pipeline import progress
@@ -32,11 +30,9 @@ def show_progress() -> Iterator[None]:
         return
     bars = Progress(
         TextColumn("[bold]{task.description:>9}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[unit]}"),
+        BarColumn(24),
+        TextColumn("{task.fields[count]}"),
         TimeElapsedColumn(),
-        TimeRemainingColumn(),
         TextColumn("[dim]{task.fields[note]}"),
         console=console,
     )
@@ -45,31 +41,34 @@ def show_progress() -> Iterator[None]:
 
 
 class _Bars:
+    """A bar for each stage that has said something."""
+
     def __init__(self, bars: Progress) -> None:
         self._bars = bars
         self._ids: dict[str, TaskID] = {}
 
     def __call__(self, report: progress.Progress) -> None:
         if report.stage not in self._ids:
-            self._ids[report.stage] = self._bars.add_task(report.stage, unit="", note="")
-        self._bars.update(
-            self._ids[report.stage],
-            completed=report.done,
-            total=report.total,
-            unit=report.unit,
-            note=report.note,
-        )
+            self._ids[report.stage] = self._bars.add_task(
+                report.stage, total=None, count="", note=""
+            )
+        bar = self._ids[report.stage]
+        self._bars.update(bar, note=report.note)
+        if report.unit:
+            self._bars.update(bar, completed=report.done, total=report.total, count=report.count)
+        elif report.done == report.total:
+            self._bars.update(bar, completed=1, total=1)
 
 
 class _Lines:
     def __init__(self) -> None:
+        self._stage = ""
         self._shown = 0.0
 
     def __call__(self, report: progress.Progress) -> None:
         now = time.monotonic()
-        if now - self._shown < _LINE_SECONDS and report.done != report.total:
+        soon = report.stage == self._stage and now - self._shown < _LINE_SECONDS
+        if soon and report.done != report.total:
             return
-        self._shown = now
-        total = f"/{report.total}" if report.total else ""
-        line = f"{report.stage}: {report.done}{total} {report.unit} {report.note}".rstrip()
-        print(line, file=sys.stderr, flush=True)
+        self._stage, self._shown = report.stage, now
+        print(report, file=sys.stderr, flush=True)

@@ -38,16 +38,17 @@ def train(
 ) -> Snapshot:
     """From raw input to a registered model; stages that DVC finds up to date are not redone.
 
-    A value given here is written into params.yaml, which stays the truth of the run.
+    A value given here is written into params.yaml, which stays the truth of the run; None leaves
+    what stands there.
 
     Args:
         workspace: Folder of params.yaml and dvc.yaml.
-        steps: Optimiser steps (train.steps).
-        global_batch: Samples in one step, over all workers (train.global_batch).
-        learning_rate: Peak learning rate (train.optimizer.lr).
-        seed: Seed of the initial weights and of the sample order (train.seed).
-        on_restricted: What to do with shards that the training site may not read
-            (residency.on_restricted): stop, or train without them and report it.
+        steps: Optimiser steps. None: train.steps of params.yaml.
+        global_batch: Samples in one step, over all workers. None: train.global_batch.
+        learning_rate: Peak learning rate. None: train.optimizer.lr.
+        seed: Seed of the initial weights and of the sample order. None: train.seed.
+        on_restricted: Shards that the training site may not read: fail, or exclude them and report
+            it. None: residency.on_restricted.
         force: Run every stage, up to date or not.
     """
     if deployment.id:
@@ -71,26 +72,24 @@ def train(
 
 
 def _run_stages(config: Config, root: Path, force: bool) -> tuple[str, ...]:
-    logger = get_run_logger()
     rows: list[dict[str, Any]] = []
     ran: list[str] = []
     try:
         for name, stage in TASKS.items():
             reasons = ["forced"] if force else find_stale(root, name)
             if not reasons:
-                logger.info("%s: up to date", name)
-                report(name, 1, 1, "stage", "up to date")
+                report(name, 0, 0, "", "up to date")
                 rows.append({"stage": name, "ran": "up to date", "seconds": 0.0, "because": ""})
                 continue
-            logger.info("%s: %s", name, "; ".join(reasons[:3]))
+            because = "; ".join(reasons[:3])
+            report(name, 0, None, "", because)
             started = time.monotonic()
             result = stage.with_options(retries=config.schedule.retries)(config)
             commit_stage(root, name)
-            publish(name, result, config.tracking_uri)
+            publish(result, config.tracking_uri)
             seconds = round(time.monotonic() - started, 1)
-            rows.append(
-                {"stage": name, "ran": "yes", "seconds": seconds, "because": "; ".join(reasons[:3])}
-            )
+            report(name, 0, 0, "", f"done in {seconds} s")
+            rows.append({"stage": name, "ran": "yes", "seconds": seconds, "because": because})
             ran.append(name)
     finally:
         publish_stages(rows)
@@ -111,30 +110,22 @@ def _inside(root: Path) -> Iterator[None]:
 
 
 class _Watcher:
-    """Progress to the UI, and to whoever listens outside of the flow; a log line otherwise."""
+    """Progress to the UI, as bar and as log line, and to whoever listens outside of the flow."""
 
     def __init__(self) -> None:
         self._outer = current_listener()
         self._artifact = ProgressArtifact()
         self._logger = get_run_logger()
+        self._stage = ""
         self._shown = 0.0
 
     def __call__(self, progress: Progress) -> None:
         if self._outer is not None:
             self._outer(progress)
         now = time.monotonic()
-        ended = progress.done == progress.total
-        if now - self._shown < _PROGRESS_SECONDS and not ended:
+        soon = progress.stage == self._stage and now - self._shown < _PROGRESS_SECONDS
+        if soon and progress.done != progress.total:
             return
-        self._shown = now
+        self._stage, self._shown = progress.stage, now
         self._artifact.show(progress)
-        if self._outer is None:
-            total = f"/{progress.total}" if progress.total else ""
-            self._logger.info(
-                "%s: %d%s %s %s",
-                progress.stage,
-                progress.done,
-                total,
-                progress.unit,
-                progress.note,
-            )
+        self._logger.info("%s", progress)

@@ -18,6 +18,15 @@ class Progress:
     note: str = ""
     """What else is worth a look, for example the loss."""
 
+    @property
+    def count(self) -> str:
+        """`30/100 steps`; empty when there is nothing to count."""
+        total = f"/{self.total:,}" if self.total else ""
+        return f"{self.done:,}{total} {self.unit}" if self.unit else ""
+
+    def __str__(self) -> str:
+        return f"{self.stage}: " + ", ".join(filter(None, (self.count, self.note)))
+
 
 Listener = Callable[[Progress], None]
 

@@ -109,6 +109,9 @@ def _repo(root: Path) -> Iterator["Repo"]:
     from dvc.repo import Repo
 
     logging.getLogger("dvc").setLevel(logging.WARNING)
+    # Its bars are drawn unless their loggers ask for less, and would cross those of the flow.
+    for name in ("dvc.progress", "dvc_data.callbacks"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         with Repo(str(root)) as repo:
             yield repo

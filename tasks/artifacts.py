@@ -15,35 +15,47 @@ from prefect.artifacts import (
 )
 from pydantic import BaseModel
 
-from data.manifest import Manifest
+from data.manifest import Manifest, read_manifest
 from pipeline.plots import draw_curve
 from pipeline.progress import Progress
 from pipeline.results import read_steps
-from pipeline.stages import Placement, TrainReport
+from pipeline.stages import Placement, RawInput, TrainReport
+from pipeline.workspace import MANIFEST
 from training.evaluate import Metrics
 from training.registry import ModelVersion
 
 Rows = list[dict[str, Any]]
+Scores = Mapping[str, Mapping[str, float]]
 
 _SVG = "http://www.w3.org/2000/svg"
-_COLORS = "background:#fff;--ink:#222;--muted:#555;--line:#ccc;--curve:#1667b7;--warn:#b45309"
+_STYLE = (
+    "background:#fff;font-family:sans-serif;"
+    "--ink:#222;--muted:#555;--line:#ccc;--curve:#1667b7;--warn:#b45309"
+)
 
 
-def publish(stage: str, result: BaseModel, tracking_uri: str) -> None:
+def publish(result: BaseModel, tracking_uri: str) -> None:
     """Show a stage's result in the UI."""
     match result:
         case Manifest():
             _table("shards", _shard_rows(result), f"Version `{result.digest}`")
         case Placement():
-            _table("placement", _placement_rows(result), "Sealed shards by region")
+            rows = _placement_rows(result, read_manifest(MANIFEST))
+            _table("placement", rows, "Sealed shards by region and jurisdiction")
         case TrainReport():
-            _publish_training(result)
+            _publish_training(result, tracking_uri)
         case Metrics():
             _table("metrics", _metric_rows(result), f"Held-out records; {result.primary} decides")
         case ModelVersion():
             _publish_model(result, tracking_uri)
+        case RawInput():
+            create_markdown_artifact(
+                f"{result.num_files} files, {result.num_bytes:,} bytes in `{result.path}`",
+                key="raw-input",
+                description="What ingest brought",
+            )
         case _:
-            create_markdown_artifact(f"`{result.model_dump_json()}`", key=stage)
+            raise AssertionError(type(result))
 
 
 def publish_stages(rows: Rows) -> None:
@@ -63,6 +75,8 @@ class ProgressArtifact:
         percent = 100.0 * progress.done / progress.total
         description = f"{progress.stage}: {progress.done}/{progress.total} {progress.unit}"
         known = self._ids.get(progress.stage)
+        if known is None and progress.done == progress.total:
+            return  # nothing to watch
         if known is None:
             created: Any = create_progress_artifact(
                 percent, key=f"{progress.stage}-progress", description=description
@@ -87,26 +101,45 @@ def _shard_rows(manifest: Manifest) -> Rows:
     ]
 
 
-def _placement_rows(placement: Placement) -> Rows:
-    return [
-        {
-            "region": receipt.region,
-            "shards": len(receipt.placed),
-            "sealed bytes": sum(placed.num_bytes for placed in receipt.placed),
-            "withheld": ", ".join(
-                f"{e.jurisdiction} ({e.num_records} records)" for e in receipt.withheld
-            ),
-        }
-        for receipt in placement.receipts
-    ]
+def _placement_rows(placement: Placement, manifest: Manifest) -> Rows:
+    """One row for each region and jurisdiction: what lies there, or why nothing does."""
+    jurisdictions = {shard.name: shard.jurisdiction for shard in manifest.shards}
+    rows: Rows = []
+    for receipt in placement.receipts:
+        num_shards: Counter[str] = Counter()
+        num_bytes: Counter[str] = Counter()
+        for placed in receipt.placed:
+            num_shards[jurisdictions[placed.shard]] += 1
+            num_bytes[jurisdictions[placed.shard]] += placed.num_bytes
+        rows += [
+            {
+                "region": receipt.region,
+                "jurisdiction": jurisdiction,
+                "sealed shards": num_shards[jurisdiction],
+                "sealed bytes": num_bytes[jurisdiction],
+                "withheld": "",
+            }
+            for jurisdiction in sorted(num_shards)
+        ]
+        rows += [
+            {
+                "region": receipt.region,
+                "jurisdiction": withheld.jurisdiction,
+                "sealed shards": 0,
+                "sealed bytes": 0,
+                "withheld": f"{withheld.num_records} records: {withheld.reason}",
+            }
+            for withheld in receipt.withheld
+        ]
+    return rows
 
 
-def _publish_training(report: TrainReport) -> None:
+def _publish_training(report: TrainReport, tracking_uri: str) -> None:
     lines = read_steps()
     steps = [int(line["step"]) for line in lines]
     drawing = draw_curve("loss", steps, [line["loss"] for line in lines], "loss")
-    # As an image it has no page to take its colours from.
-    standalone = drawing.replace("<svg ", f'<svg xmlns="{_SVG}" style="{_COLORS}" ', 1)
+    # As an image it has no page to take colours and font from.
+    standalone = drawing.replace("<svg ", f'<svg xmlns="{_SVG}" style="{_STYLE}" ', 1)
     curve = base64.b64encode(standalone.encode()).decode()
     excluded = [
         f"| {e.jurisdiction} | {e.num_records} | {e.reason} |" for e in report.excluded
@@ -120,12 +153,17 @@ def _publish_training(report: TrainReport) -> None:
         key="training",
         description="Loss curve and what was not read",
     )
+    _link(tracking_uri, f"runs/{report.mlflow_run_id}", "The run in MLflow", "mlflow-run")
 
 
 def _metric_rows(metrics: Metrics) -> Rows:
-    def row(whose: str, score: Mapping[str, float], baselines: Mapping[str, Any]) -> dict[str, Any]:
-        others = {name: values.get(metrics.primary) for name, values in baselines.items()}
-        return {"records of": whose, metrics.primary: score.get(metrics.primary), **others}
+    def row(whose: str, score: Mapping[str, float], baselines: Scores) -> dict[str, Any]:
+        scores = {metrics.primary: score, **baselines}
+        rounded = {
+            name: round(values[metrics.primary], 4) if metrics.primary in values else None
+            for name, values in scores.items()
+        }
+        return {"records of": whose, **rounded}
 
     rows = [row("all", metrics.overall.model, metrics.overall.baselines)]
     for jurisdiction, score in metrics.by_jurisdiction.items():
@@ -134,17 +172,23 @@ def _metric_rows(metrics: Metrics) -> Rows:
 
 
 def _publish_model(version: ModelVersion, tracking_uri: str) -> None:
-    if tracking_uri.startswith("http"):
-        create_link_artifact(
-            f"{tracking_uri}/#/models/{version.name}/versions/{version.version}",
-            link_text=f"{version.name} version {version.version} in MLflow",
-            key="model",
-        )
+    _link(
+        tracking_uri,
+        f"models/{version.name}/versions/{version.version}",
+        f"{version.name} version {version.version} in MLflow",
+        "mlflow-model",
+    )
     create_markdown_artifact(
         f"**{version.name} version {version.version}**: {version.metric} {version.value:.4f}. "
         f"{'Champion' if version.champion else 'Not the champion'}: {version.reason}.",
         key="model-version",
     )
+
+
+def _link(tracking_uri: str, page: str, text: str, key: str) -> None:
+    """A link to the MLflow server; a database file has no pages."""
+    if tracking_uri.startswith("http"):
+        create_link_artifact(f"{tracking_uri}/#/{page}", link_text=text, key=key, description=text)
 
 
 def _table(key: str, rows: Sequence[dict[str, Any]], description: str) -> None:

@@ -13,8 +13,6 @@ from pipeline.versioning import check_repository
 if TYPE_CHECKING:
     from prefect.schedules import Schedule
 
-DEPLOYMENT = "convoy"
-
 
 def main(options: argparse.Namespace) -> int:
     if not os.environ.get("PREFECT_API_URL"):
@@ -32,9 +30,9 @@ def main(options: argparse.Namespace) -> int:
     from flows.train import train
 
     when = f"by {config.schedule.cron} {config.schedule.timezone}" if schedule else "on demand"
-    print(f"serving train/{DEPLOYMENT} from {root}, {when}", file=sys.stderr)
+    print(f"serving train/{config.dataset} from {root}, {when}", file=sys.stderr)
     train.serve(
-        name=DEPLOYMENT,
+        name=config.dataset,
         schedules=[schedule] if schedule else [],
         parameters={"workspace": str(root)},
         description=f"{config.dataset}: raw input to a registered model, in {root}",

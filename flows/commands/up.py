@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from flows.commands.serve import DEPLOYMENT, read_schedule
+from flows.commands.serve import read_schedule
 from flows.environment import announce_services
 from flows.services import Service, await_healthy, check_alive, free_port, running
 from pipeline.config import Config
@@ -56,7 +56,7 @@ def _serve_all(root: Path, config: Config, preferred_prefect: int, preferred_mlf
         await_healthy(mlflow, f"{urls['mlflow']}/health")
         # The last to start and the first to end: its runs tell both servers how they ended.
         served = start("serve", ["flows.cli", "serve"])
-        await_healthy(served, f"{urls['prefect']}/api/deployments/name/train/{DEPLOYMENT}")
+        await_healthy(served, f"{urls['prefect']}/api/deployments/name/train/{config.dataset}")
         announce(urls)
         print(
             f"Prefect  {urls['prefect']}\nMLflow   {urls['mlflow']}\nCtrl-C stops all of it.",
