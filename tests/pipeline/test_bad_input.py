@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -409,7 +408,6 @@ class TestTrain:
         refuse("train", *words)
         with pytest.raises(ConvoyError, match="does not answer"):
             check_before_run(Config.load(), work.path)
-        assert "mlflow" not in sys.modules or "torch" in sys.modules  # nothing was loaded for it
 
     def test_uncommitted_code_where_that_is_refused(self, work: Workspace) -> None:
         work.set("register.require_clean_git", True)

@@ -56,6 +56,7 @@ class TestTrain:
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small disk, which root alone may")
     def test_a_disk_that_fills_at_a_checkpoint(self, alone: Workspace) -> None:
+        """So full that a worker cannot leave a word either; test_trainer goes on after it."""
         alone.set("train.model.hidden", 20_000)  # 1.2 MB a checkpoint
         alone.set("train.checkpoint", {"every_steps": 5, "keep": 2})
         runs = Path(".convoy/runs")
@@ -67,13 +68,6 @@ class TestTrain:
             commits = sorted(p.parent.name for p in runs.glob("*/*/*/committed.json"))
             assert commits == ["step-00000005", "step-00000010"]
             assert statuses() == ["FAILED"]
-            subprocess.run(["mount", "-o", "remount,size=40m", str(runs)], check=True)
-            report = STAGES["train"](Config.load())
-            assert isinstance(report, TrainReport)
-            assert report.resumed
-            assert statuses() == ["FINISHED"]
-            lines = Path("artifacts/train/steps.jsonl").read_text().splitlines()
-            assert [json.loads(line)["step"] for line in lines] == [5, 10, 15, 20, 25, 30]
         finally:
             subprocess.run(["umount", "--lazy", str(runs)], check=True)
 

@@ -161,6 +161,21 @@ def test_what_mlflow_keeps_holds_no_record_but_the_example(place: Place) -> None
     assert example["data"] == [[0.9, 0.8], [0.1, 0.2]]
 
 
+def log_once(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is tried is the gate: the model itself need not be logged for each version."""
+    from training import registry
+
+    logged: list[str] = []
+
+    def log(*arguments: Any) -> str:
+        if not logged:
+            logged.append(log_model(*arguments))
+        return logged[0]
+
+    log_model = registry._log_model
+    monkeypatch.setattr(registry, "_log_model", log)
+
+
 @pytest.mark.parametrize(
     ("goal", "values", "champions"),
     [
@@ -175,9 +190,7 @@ def test_the_alias_moves_to_a_better_model_alone(
     values: tuple[float, ...],
     champions: list[bool],
 ) -> None:
-    # The gate is what is tried: the model itself is logged once.
-    logged = [f"runs:/{place.run_id}/model"]
-    monkeypatch.setattr("training.registry._log_model", lambda *arguments: logged[0])
+    log_once(place, monkeypatch)
     versions = [place.register(value, goal, name=f"gate-{goal}") for value in values]
     assert [version.champion for version in versions] == champions
     assert [version.previous_champion for version in versions] == [None, 1, 1, 1]
@@ -188,7 +201,7 @@ def test_the_alias_moves_to_a_better_model_alone(
 
 
 def test_a_champion_of_another_metric_stays(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("training.registry._log_model", lambda *a: f"runs:/{place.run_id}/model")
+    log_once(place, monkeypatch)
     place.register(name="other-metric")
     client = open_client(place.tracking_uri)
     client.delete_model_version_tag("other-metric", "1", "metric.accuracy")

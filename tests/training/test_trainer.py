@@ -1,6 +1,8 @@
 """The loop, in a process group of one: its schedule, what it refuses, and that it refuses early."""
 
 import json
+import os
+import subprocess
 import traceback
 from pathlib import Path
 from typing import Any
@@ -183,6 +185,25 @@ class TestTrain:
         else:
             first.unlink()
         refused(work, ConvoyError, f"shard {named[0]['shard']}", "region eu", "convoy stage upload")
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small disk, which root alone may")
+    def test_a_disk_that_fills_at_a_checkpoint_loses_no_step(self, work: Workspace) -> None:
+        large: dict[str, Any] = {
+            "model": {"hidden": 20_000},
+            "checkpoint": {"every_steps": 5, "keep": 2},
+        }
+        Path("run").mkdir()
+        small = ["mount", "-t", "tmpfs", "-o", "size=3400k", "tmpfs", "run"]  # for two, of 1.2 MB
+        subprocess.run(small, check=True)
+        try:
+            words = "step-00000015 could not be written (No space left on device)", "make room"
+            refused(work, CheckpointError, *words, **large)
+            commits = sorted(path.parent.name for path in Path("run").glob("*/*/committed.json"))
+            assert commits == ["step-00000005", "step-00000010"]
+            subprocess.run(["mount", "-o", "remount,size=40m", "run"], check=True)
+            assert [line["step"] for line in run(work, **large)] == [15, 20, 25, 30]
+        finally:
+            subprocess.run(["umount", "--lazy", "run"], check=True)
 
     def test_a_checkpoint_of_another_run(self, work: Workspace) -> None:
         run(work)
