@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -59,8 +59,11 @@ class Loader:
             cursor += self._global_batch
 
 
-def prefetch(batches: Iterator["Batch"], depth: int = 4) -> Iterator["Batch"]:
-    """The same batches, prepared by a thread up to `depth` ahead. Its errors are raised here."""
+def prefetch(batches: Iterator["Batch"], depth: int = 4) -> Generator["Batch", None, None]:
+    """The same batches, prepared by a thread up to `depth` ahead. Its errors are raised here.
+
+    Close it: the thread ends with it.
+    """
     ready: queue.Queue[Batch | BaseException] = queue.Queue(depth)
     stopped = threading.Event()
 

@@ -5,6 +5,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -60,21 +61,20 @@ def train(spec: TrainSpec, workload: Workload, on_step: OnStep) -> None:
         window=config.window_shards,
     )
     log = StepLog(spec.run_directory / STEPS_FILE, progress.step, on_step)
-    batches = prefetch(loader.batches(progress.cursor))
-    for step in range(progress.step + 1, config.steps + 1):
-        started = time.perf_counter()
-        inputs, target = next(batches)
-        waited = time.perf_counter() - started
-        loss, grad_norm = _step(model, optimizer, workload, config, step, inputs, target)
-        log.add(loss, time.perf_counter() - started, waited)
-        progress = Checkpoint(
-            step=step, cursor=step * config.global_batch, fingerprint=spec.fingerprint
-        )
-        if step % config.log_every_steps == 0 or step == config.steps:
-            log.write(step, optimizer.param_groups[0]["lr"], grad_norm, config.global_batch)
-        if step % config.checkpoint.every_steps == 0 or step == config.steps:
-            save_checkpoint(checkpoints, progress, model, optimizer, config.checkpoint.keep)
-    batches.close()  # type: ignore[attr-defined]
+    with closing(prefetch(loader.batches(progress.cursor))) as batches:
+        for step in range(progress.step + 1, config.steps + 1):
+            started = time.perf_counter()
+            inputs, target = next(batches)
+            waited = time.perf_counter() - started
+            loss, grad_norm = _step(model, optimizer, workload, config, step, inputs, target)
+            log.add(loss, time.perf_counter() - started, waited)
+            progress = Checkpoint(
+                step=step, cursor=step * config.global_batch, fingerprint=spec.fingerprint
+            )
+            if step % config.log_every_steps == 0 or step == config.steps:
+                log.write(step, optimizer.param_groups[0]["lr"], grad_norm, config.global_batch)
+            if step % config.checkpoint.every_steps == 0 or step == config.steps:
+                save_checkpoint(checkpoints, progress, model, optimizer, config.checkpoint.keep)
     if dist.get_rank() == 0:
         _save_weights(model.module, spec.run_directory / WEIGHTS_FILE)
     dist.barrier()

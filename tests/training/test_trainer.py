@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import threading
 import traceback
 from pathlib import Path
 from typing import Any
@@ -166,6 +167,7 @@ class TestTrain:
             "    return cross_entropy(output, target) * (float('nan') if loss.calls == 12 else 1)",
         )
         refused(work, TrainingError, "step 12: ", "gave nan", "Lower train.optimizer.lr")
+        assert not [thread for thread in threading.enumerate() if thread.name == "loader"]
         assert [p.parent.name for p in Path("run").glob("*/*/committed.json")] == ["step-00000010"]
 
     @pytest.mark.parametrize("how", ["changed", "cut", "swapped", "gone"])
