@@ -1,6 +1,7 @@
 """What all tests share: an environment of their own, and one Prefect server for the flows."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from flows.services import await_healthy, free_port, running
 @pytest.fixture(scope="session", autouse=True)
 def _environment() -> Iterator[None]:
     """Telemetry off, nothing inherited that would point a test at somebody's servers."""
+    # Where the tests were started with SIGINT ignored (`... &`), their commands would ignore it too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     before = dict(os.environ)
     for name in ("PREFECT_API_URL", "PREFECT_HOME", "PREFECT_PROFILE", "MLFLOW_TRACKING_URI"):
         os.environ.pop(name, None)
