@@ -14,7 +14,7 @@ from flows.services import await_healthy, free_port, running
 @pytest.fixture(scope="session", autouse=True)
 def _environment() -> Iterator[None]:
     """Telemetry off, nothing inherited that would point a test at somebody's servers."""
-    # Where the tests were started with SIGINT ignored (`... &`), their commands would ignore it too.
+    # Started with SIGINT ignored (`pytest &`), the tests would hand that on to their commands.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     before = dict(os.environ)
     for name in ("PREFECT_API_URL", "PREFECT_HOME", "PREFECT_PROFILE", "MLFLOW_TRACKING_URI"):
