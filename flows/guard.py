@@ -25,14 +25,15 @@ _AWAITED = {signal.SIGTERM, signal.SIGCHLD}
 def main(arguments: list[str]) -> int:
     """Run until the server or the parent ends. Gives the server's exit status."""
     parent, *command = arguments
+    guard = os.getpid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Held back until asked for: no moment is left in which one could hit a half-started server.
     signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
-    die_with_parent(signal.SIGTERM)
-    if os.getppid() != int(parent):
-        return 1
+    die_with_parent(signal.SIGTERM, int(parent))
     server = subprocess.Popen(
-        [sys.executable, "-m", *command], process_group=0, preexec_fn=_prepare_server
+        [sys.executable, "-m", *command],
+        process_group=0,
+        preexec_fn=lambda: _prepare_server(guard),
     )
     while server.poll() is None:
         if signal.sigwait(_AWAITED) == signal.SIGTERM:
@@ -41,10 +42,10 @@ def main(arguments: list[str]) -> int:
     return server.returncode
 
 
-def _prepare_server() -> None:
+def _prepare_server(guard: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _AWAITED)
-    die_with_parent(signal.SIGTERM)
+    die_with_parent(signal.SIGTERM, guard)
 
 
 def _end_group(server: subprocess.Popen[bytes]) -> None:

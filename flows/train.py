@@ -53,7 +53,7 @@ def train(
     """
     if deployment.id:
         # A runner that is killed cannot end its runs.
-        die_with_parent(signal.SIGTERM)
+        die_with_parent(signal.SIGTERM, os.getppid())
     root = Path(workspace).resolve()
     changes = {
         "train.steps": steps,

@@ -9,14 +9,16 @@ import signal
 import sys
 from pathlib import Path
 
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.run import main
-
-from training.process import die_with_parent
+from training.process import PARENT_VARIABLE, die_with_parent, read_parent
 from training.spec import EXIT_CODES_VARIABLE
 
 if __name__ == "__main__":
-    die_with_parent(signal.SIGTERM)
+    # Before the seconds that torch takes to load.
+    die_with_parent(signal.SIGTERM, read_parent())
+    os.environ[PARENT_VARIABLE] = str(os.getpid())  # for the workers
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import main
+
     try:
         main()
     except ChildFailedError as error:

@@ -7,11 +7,23 @@ import signal
 _PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent(death_signal: signal.Signals) -> None:
-    """Have the kernel send this process `death_signal` when its parent ends, however it ends."""
-    parent = os.getppid()
+PARENT_VARIABLE = "CONVOY_PARENT"
+"""Environment variable by which a process names itself to those that it starts."""
+
+
+def die_with_parent(death_signal: signal.Signals, parent: int) -> None:
+    """Have the kernel send this process `death_signal` when its parent ends, however it ends.
+
+    `parent` is the process that started this one: it may be gone before this is called, and then
+    the signal comes at once.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent:
         os.kill(os.getpid(), death_signal)
+
+
+def read_parent() -> int:
+    """The process that started this one, as it named itself."""
+    return int(os.environ[PARENT_VARIABLE])

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 
 from data.transfer import RUN_ID_VARIABLE
 from training.errors import WorkersFailed
+from training.process import PARENT_VARIABLE
 from training.spec import EXIT_CODES_VARIABLE, STEPS_FILE, TrainSpec
 
 _POLL_SECONDS = 0.2
@@ -124,6 +125,7 @@ def _command(spec: TrainSpec, spec_path: Path) -> list[str]:
 def _environment(spec: TrainSpec) -> dict[str, str]:
     environment = dict(os.environ)
     environment[RUN_ID_VARIABLE] = spec.mlflow_run_id
+    environment[PARENT_VARIABLE] = str(os.getpid())
     environment[EXIT_CODES_VARIABLE] = str(_exit_codes(spec))
     # It would compile every import anew in every worker.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)

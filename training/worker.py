@@ -9,7 +9,7 @@ import traceback
 from pathlib import Path
 
 from storage.errors import ConvoyError
-from training.process import die_with_parent
+from training.process import die_with_parent, read_parent
 from training.spec import TrainSpec
 from training.usercode import write_private
 
@@ -42,7 +42,7 @@ def run(spec: TrainSpec) -> None:
 
 def main(path: Path) -> None:
     """Run the rank; an error is left in a file for the supervisor, who shows the earliest one."""
-    die_with_parent(signal.SIGKILL)
+    die_with_parent(signal.SIGKILL, read_parent())
     spec = TrainSpec.model_validate_json(path.read_bytes())
     try:
         run(spec)
