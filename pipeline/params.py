@@ -1,11 +1,18 @@
 """Changes values in params.yaml, comments and order kept: the file stays the truth of a run."""
 
-import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from yaml import YAMLError, safe_load
+from yaml import (
+    CollectionNode,
+    MappingNode,
+    SafeLoader,
+    YAMLError,
+    compose,
+    safe_dump,
+    safe_load,
+)
 
 from pipeline.config import Config
 from pipeline.errors import ConfigError
@@ -16,20 +23,12 @@ def set_params(path: Path, changes: Mapping[str, Any]) -> Config:
 
     The file is replaced only when the result is valid. Raises ConfigError otherwise.
     """
-    from ruamel.yaml import YAML
-
     Config.load(path)
-    yaml = YAML()
-    yaml.preserve_quotes = True
-    yaml.width = 100
-    yaml.indent(mapping=2, sequence=4, offset=2)
-    content = yaml.load(path.read_text(encoding="utf-8"))
+    text = path.read_text(encoding="utf-8")
     for name, value in changes.items():
-        _set(content, name, value, path)
-    text = io.StringIO()
-    yaml.dump(content, text)
+        text = _change(text, name, value, path)
     pending = path.with_suffix(".yaml.new")
-    pending.write_text(text.getvalue(), encoding="utf-8")
+    pending.write_text(text, encoding="utf-8")
     try:
         config = Config.load(pending)
         pending.rename(path)
@@ -51,12 +50,34 @@ def parse_change(text: str) -> tuple[str, Any]:
         raise ConfigError(f"--set {text}: the value is not YAML: {error}") from None
 
 
-def _set(content: Any, name: str, value: Any, path: Path) -> None:
-    *sections, key = name.split(".")
-    for section in sections:
-        if not isinstance(content, dict):
-            raise ConfigError(f"{path}: {name}: {section} is below a value, not a section")
-        content = content.setdefault(section, {})
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path}: {name}: {key} is below a value, not a section")
-    content[key] = value
+def _change(text: str, name: str, value: Any, path: Path) -> str:
+    """The text with one value replaced or added, and no other byte changed."""
+    node = compose(text, Loader=SafeLoader)
+    parts = name.split(".")
+    for depth, part in enumerate(parts):
+        if not isinstance(node, MappingNode):
+            raise ConfigError(f"{path}: {name}: {part} is below a value, not a section")
+        below = next((child for key, child in node.value if key.value == part), None)
+        if below is None:
+            for missing in reversed(parts[depth + 1 :]):
+                value = {missing: value}
+            return _insert(text, node, f"{part}: {_write(value)}")
+        node = below
+    assert node is not None  # a name has at least one part
+    if isinstance(node, CollectionNode) and not node.flow_style:
+        raise ConfigError(f"{path}: {name} is a section of several lines: edit it in the file")
+    return text[: node.start_mark.index] + _write(value) + text[node.end_mark.index :]
+
+
+def _insert(text: str, section: MappingNode, entry: str) -> str:
+    """The entry as the first one of a section."""
+    start = section.start_mark.index
+    if section.flow_style:
+        comma = ", " if section.value else ""
+        return f"{text[: start + 1]}{entry}{comma}{text[start + 1 :]}"
+    return f"{text[:start]}{entry}\n{' ' * section.start_mark.column}{text[start:]}"
+
+
+def _write(value: Any) -> str:
+    written: str = safe_dump(value, default_flow_style=True, width=1000, allow_unicode=True)
+    return written.removesuffix("...\n").strip()

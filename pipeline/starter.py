@@ -162,7 +162,7 @@ def _shape(task: Task, survey: Survey, site: Place, target: str | None) -> dict[
     """What the templates of one workload need: its constants and the sizes of its training."""
     if task == "language_model":
         return _shape_language_model(survey, site)
-    size = _choose_size(site.num_records, max_batch=64, min_steps=400, max_steps=1000)
+    size = _choose_size(site.num_records, max_batch=64, min_steps=120, max_steps=1000)
     common = {"size": size, "lr": 0.003}
     if task == "classifier":
         classes = tuple(sorted(survey.classes))

@@ -15,7 +15,6 @@ HOMES = {
     "rich": {"flows"},
     "dvc": {"pipeline"},
     "yaml": {"pipeline"},
-    "ruamel": {"pipeline"},
     "jinja2": {"pipeline"},
     "matplotlib": {"pipeline"},
     "torch": {"training"},

@@ -17,6 +17,8 @@ from training.evaluate import Metrics, load_weights
 from training.tracking import CHAMPION, METRIC_TAG, check_tracking, find_champion, open_client
 from training.workload import Workload
 
+_HELD_OUT_TAGS = ("convoy.manifest", "convoy.excluded")
+"""Lineage that decides which records a model is measured on."""
 _SERVED_PACKAGES = ("mlflow", "torch", "numpy", "pandas", "safetensors")
 
 
@@ -70,7 +72,7 @@ def register_model(
         client.set_model_version_tag(
             name, created.version, f"{METRIC_TAG}{metrics.primary}", repr(metrics.primary_value)
         )
-        return _judge(client, name, int(created.version), run_id, metrics)
+        return _judge(client, name, int(created.version), run_id, metrics, tags)
     except ConvoyError:
         raise
     except Exception as error:
@@ -104,7 +106,9 @@ def _log_model(
             answers: Any = workload.predict(model, example)
             if all(isinstance(answer, bool | int | float | str) for answer in answers):
                 answers = pd.Series(answers)  # a bare list would have no type
-            signature = mlflow.models.infer_signature(pd.DataFrame(example), answers)
+            signature = _accept_any_number(
+                mlflow.models.infer_signature(pd.DataFrame(example), answers)
+            )
         info = mlflow.pyfunc.log_model(
             name="model",
             python_model=str(Path(__file__).with_name("served_model.py")),
@@ -116,6 +120,24 @@ def _log_model(
         )
         model_id: str = info.model_id
         return model_id
+
+
+def _accept_any_number(signature: Any) -> Any:
+    """The signature with numbers of any type: MLflow would refuse 33 where an example had 33.0,
+    and a missing number everywhere.
+    """
+    from mlflow.models import ModelSignature
+    from mlflow.types import ColSpec, DataType, Schema
+    from mlflow.types.schema import AnyType
+
+    numbers = (DataType.integer, DataType.long, DataType.float, DataType.double)
+    columns = [
+        ColSpec(AnyType(), name=column.name, required=column.required)  # type: ignore[no-untyped-call]
+        if column.type in numbers
+        else column
+        for column in signature.inputs
+    ]
+    return ModelSignature(inputs=Schema(columns), outputs=signature.outputs)
 
 
 def _stage_code(module: str, code: Path, staging: Path) -> list[str]:
@@ -148,7 +170,12 @@ def _ensure_registered(client: Any, name: str) -> None:
 
 
 def _judge(
-    client: Any, name: str, version_number: int, run_id: str, metrics: Metrics
+    client: Any,
+    name: str,
+    version_number: int,
+    run_id: str,
+    metrics: Metrics,
+    tags: Mapping[str, str],
 ) -> ModelVersion:
     """Move the alias if there is no champion or the primary metric beats its."""
     champion = find_champion(client, name)
@@ -165,6 +192,12 @@ def _judge(
                 f"{metrics.primary} {value:.4f} {'beats' if wins else 'does not beat'} "
                 f"{float(tag):.4f} of version {champion.version}"
             )
+            if any(champion.tags.get(key) != tags.get(key) for key in _HELD_OUT_TAGS):
+                reason += (
+                    f". The two were measured on different held-out records: if version "
+                    f"{champion.version} should no longer count, set register.model_name anew "
+                    f"or move the alias '{CHAMPION}' in MLflow by hand"
+                )
     if wins:
         client.set_registered_model_alias(name, CHAMPION, str(version_number))
     return ModelVersion(

@@ -35,9 +35,17 @@ class ServedModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc, name-defined
 
 
 def _rows(model_input: Any) -> list[dict[str, Any]]:
+    """Rows as collate() met them in training: a missing value is None, where pandas has NaN."""
     if isinstance(model_input, pd.DataFrame):
-        return [{str(k): v for k, v in row.items()} for row in model_input.to_dict("records")]
+        return [
+            {str(k): None if _is_missing(v) else v for k, v in row.items()}
+            for row in model_input.to_dict("records")
+        ]
     return list(model_input)
+
+
+def _is_missing(value: Any) -> bool:
+    return value is pd.NA or (isinstance(value, float) and value != value)
 
 
 mlflow.models.set_model(ServedModel())

@@ -43,6 +43,7 @@ model = mlflow.pyfunc.load_model("models:/toy@champion")
 import pandas as pd
 rows = json.loads(sys.argv[2])
 answers = model.predict(pd.DataFrame(rows))
+assert len(model.predict([{"a": 1, "b": 0}])) == 1  # whole numbers where the example had others
 import data.record, toy_workload
 print(json.dumps({"answers": [bool(a) for a in answers],
                   "files": [data.record.__file__, toy_workload.__file__],
