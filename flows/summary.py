@@ -58,14 +58,18 @@ def _summarize_training(report: TrainReport) -> str:
 
 
 def _summarize_metrics(metrics: Metrics) -> str:
-    others = ", ".join(
-        f"{name} {values[metrics.primary]:.4f}"
+    baselines = {
+        name: values[metrics.primary]
         for name, values in metrics.overall.baselines.items()
         if metrics.primary in values
-    )
+    }
+    others = ", ".join(f"{name} {value:.4f}" for name, value in baselines.items())
+    sign = 1 if metrics.goal == "minimize" else -1
+    better = [n for n, value in baselines.items() if sign * (value - metrics.primary_value) < 0]
     lines = [
         f"evaluate: {metrics.primary} {metrics.primary_value:.4f} on "
         f"{sum(metrics.num_records.values()):,} held-out records"
         + (f"; baselines: {others}" if others else "")
+        + (f". WORSE than {', '.join(better)}: it has not learnt enough" if better else "")
     ]
     return "\n".join(lines + describe_exclusions(metrics.excluded))
