@@ -17,7 +17,7 @@ from flows.environment import prepare_environment
 from flows.services import await_healthy, free_port, running
 from tests.workspaces import PARAMS, Workspace, make_workspace
 
-REPETITIONS = 5
+REPETITIONS = 3
 STEPS = 4000
 PLAIN = """
 from pipeline.config import Config
