@@ -191,10 +191,14 @@ def test_a_store_that_comes_back_is_tried_again(
     up.workspace.set("schedule.retries", 3)  # the first wait is short, and the API tells late
     store.rename(away)
     store.touch()  # where a folder should be
-    run_id = up.api.start()
-    wait_until(lambda: up.api.tasks(run_id).get("check", {}).get("state_name") == "AwaitingRetry")
-    store.unlink()
-    away.rename(store)
+    try:
+        run_id = up.api.start()
+        wait_until(
+            lambda: up.api.tasks(run_id).get("check", {}).get("state_name") == "AwaitingRetry"
+        )
+    finally:
+        store.unlink()
+        away.rename(store)
     assert up.api.finish(run_id)["type"] == "COMPLETED"
     assert up.api.tasks(run_id)["check"]["run_count"] >= 2
     assert "train: up to date" in up.api.logs(run_id)
