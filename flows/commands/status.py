@@ -20,8 +20,11 @@ def main(options: argparse.Namespace) -> int:
     root = Path.cwd()
     config = Config.load()
     check_repository(root, require_clean=False)
-    runs = read_runs(config.tracking_uri, config.registration.experiment)
-    champion = read_champion(config.tracking_uri, config.registration.model_name)
+    runs: list[RunSummary] = []
+    champion = None
+    if _has_history(config.tracking_uri):
+        runs = read_runs(config.tracking_uri, config.registration.experiment)
+        champion = read_champion(config.tracking_uri, config.registration.model_name)
     stale = {name: find_stale(root, name) for name in STAGES}
     services = find_services(root)
     if options.json:
@@ -43,10 +46,17 @@ def main(options: argparse.Namespace) -> int:
     else:
         console.print(f"champion: none yet for {config.registration.model_name}")
     for name, reasons in stale.items():
-        console.print(f"{name:>9}: {'; '.join(reasons[:2]) or 'up to date'}", highlight=False)
+        because = "; ".join(reasons[:2]) or "up to date"
+        console.print(f"{name:>9}: {because}", highlight=False, soft_wrap=True)
     for name, url in (services or {}).items():
-        console.print(f"{name:>9}: {url}")
+        console.print(f"{name:>9}: {url}", soft_wrap=True)
     return 0
+
+
+def _has_history(tracking_uri: str) -> bool:
+    """Whether there is anything to read: MLflow would make a missing database first."""
+    prefix, _, path = tracking_uri.partition("sqlite:///")
+    return bool(prefix) or Path(path).exists()
 
 
 def _runs_table(runs: list[RunSummary]) -> Table:
