@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-import requests
 from pydantic import BaseModel
 
 from training.errors import RegistryError
@@ -43,6 +42,8 @@ def check_tracking(tracking_uri: str) -> None:
 
     Any answer of a server will do, a refusal of rights included.
     """
+    import requests
+
     try:
         if tracking_uri.startswith(("http://", "https://")):
             requests.get(tracking_uri, timeout=_ANSWER_SECONDS, stream=True).close()
