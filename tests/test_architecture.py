@@ -27,7 +27,10 @@ HOMES = {
     "cryptography": {"storage"},
     "hvac": {"storage"},
 }
-HEAVY = ("torch", "prefect", "mlflow", "dvc", "pyarrow", "numpy", "matplotlib", "boto3", "hvac")
+HEAVY = (
+    *("torch", "prefect", "mlflow", "dvc", "pyarrow", "numpy", "matplotlib", "boto3", "hvac"),
+    "requests",
+)
 
 
 def imports(path: Path) -> set[str]:
