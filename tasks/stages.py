@@ -16,7 +16,7 @@ from training.errors import RegistryError
 
 RETRY_DELAYS_SECONDS = [5.0, 30.0, 120.0]
 
-_MAY_PASS = (StoreUnavailable, KeyringError, RegistryError, ConnectionError, TimeoutError)
+_MAY_PASS = (StoreUnavailable, KeyringError, RegistryError)
 
 
 def may_succeed_later(task: Task[..., Any], run: TaskRun, state: State[Any]) -> bool:
