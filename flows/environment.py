@@ -28,6 +28,7 @@ _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 _DEFAULTS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_CLI_PROMPT": "false",
+    "PREFECT_RUNNER_POLL_FREQUENCY": "2",  # seconds until a click in the UI starts a run
     "DO_NOT_TRACK": "1",
     "DVC_NO_ANALYTICS": "1",
     "MLFLOW_DISABLE_TELEMETRY": "true",

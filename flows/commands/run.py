@@ -16,7 +16,8 @@ from pipeline.stages import STAGES
 from pipeline.versioning import Snapshot, check_repository, find_stale, read_revision
 from pipeline.workspace import lock_workspace
 
-# Nobody looks for blocks in this API, and `convoy up` registers them when it starts.
+# Nobody looks for blocks in this API, and `convoy up` registers them when it starts: some seconds
+# with a new database.
 _EPHEMERAL = {"PREFECT_API_BLOCKS_REGISTER_ON_START": "false"}
 
 

@@ -178,7 +178,7 @@ def test_a_store_that_comes_back_is_tried_again(
         away.rename(store)
     assert up.api.finish(run_id)["type"] == "COMPLETED"
     assert up.api.tasks(run_id)["check"]["run_count"] >= 2
-    assert "train: up to date" in up.api.logs(run_id)
+    wait_until(lambda: "train: up to date" in up.api.logs(run_id))
 
 
 def test_an_error_is_named_without_the_record_and_not_tried_again(up: Up, completed: str) -> None:
