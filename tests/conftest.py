@@ -26,6 +26,22 @@ def _environment() -> Iterator[None]:
     os.environ.update(before)
 
 
+@pytest.fixture(autouse=True)
+def _no_servers_are_left_named(_environment: None) -> Iterator[None]:
+    """Fail the test that leaves this process, and so the tests after it, pointed at its servers."""
+    before = _named_servers()
+    yield
+    after = _named_servers()
+    for name in after.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
+    assert after == before
+
+
+def _named_servers() -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if k.startswith(("MLFLOW_", "PREFECT_", "AWS_"))}
+
+
 @pytest.fixture(scope="session")
 def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """A real Prefect server; gives the environment by which commands find it."""

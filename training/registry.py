@@ -1,9 +1,11 @@
 """A trained model becomes a model version in MLflow, and the champion only if it is better."""
 
+import contextlib
 import json
+import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from training.workload import Workload
 
 _HELD_OUT_TAGS = ("convoy.manifest", "convoy.excluded")
 """Lineage that decides which records a model is measured on."""
+_EXPORTED_BY_MLFLOW = ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI")
 _SERVED_PACKAGES = ("mlflow", "torch", "numpy", "pandas", "safetensors")
 
 
@@ -59,20 +62,21 @@ def register_model(
     """
     check_tracking(tracking_uri)
     try:
-        client = open_client(tracking_uri)
-        model_id = _log_model(workload, code, weights, model_params, tracking_uri, run_id)
-        _ensure_registered(client, name)
-        created = client.create_model_version(
-            name,
-            f"models:/{model_id}",
-            run_id=run_id,
-            model_id=model_id,  # a server refuses a source that it is not told to be that model's
-            tags={k: v[:5000] for k, v in tags.items()},
-        )
-        client.set_model_version_tag(
-            name, created.version, f"{METRIC_TAG}{metrics.primary}", repr(metrics.primary_value)
-        )
-        return _judge(client, name, int(created.version), run_id, metrics, tags)
+        with _without_exports():
+            client = open_client(tracking_uri)
+            model_id = _log_model(workload, code, weights, model_params, tracking_uri, run_id)
+            _ensure_registered(client, name)
+            created = client.create_model_version(
+                name,
+                f"models:/{model_id}",
+                run_id=run_id,
+                model_id=model_id,  # a server refuses a source not told to be that model's
+                tags={k: v[:5000] for k, v in tags.items()},
+            )
+            client.set_model_version_tag(
+                name, created.version, f"{METRIC_TAG}{metrics.primary}", repr(metrics.primary_value)
+            )
+            return _judge(client, name, int(created.version), run_id, metrics, tags)
     except ConvoyError:
         raise
     except Exception as error:
@@ -120,6 +124,21 @@ def _log_model(
         )
         model_id: str = info.model_id
         return model_id
+
+
+@contextlib.contextmanager
+def _without_exports() -> Iterator[None]:
+    """Take back the URIs that MLflow's fluent API exports: the next stage of this process, and
+    every child of it, would take them for the user's wish.
+    """
+    before = {name: os.environ.get(name) for name in _EXPORTED_BY_MLFLOW}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 def _accept_any_number(signature: Any) -> Any:
