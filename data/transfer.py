@@ -4,7 +4,6 @@ import getpass
 import hashlib
 import os
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -180,6 +179,8 @@ def upload_region(
         shards = open_region(manifest, region, log, writable=True)
         missing = [shard for shard in allowed if not shards.holds(shard)]
         _check_local(missing, directory, region)
+        from concurrent.futures import ThreadPoolExecutor
+
         with ThreadPoolExecutor(_PUTS_IN_FLIGHT) as pool:
             sent = pool.map(lambda shard: _send(shard, directory, shards), missing)
             for shard in sent:

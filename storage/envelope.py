@@ -14,8 +14,6 @@ import hashlib
 import hmac
 import re
 
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from storage.canonical import canonical_json
@@ -152,6 +150,9 @@ def _wrapped_key(stored: bytes, context: EncryptionContext, where: str) -> bytes
 
 
 def _derive(data_key: bytes, info: bytes) -> bytes:
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
     return HKDF(SHA256(), 32, None, info).derive(data_key)
 
 

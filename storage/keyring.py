@@ -14,9 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
 from storage.canonical import canonical_json
 from storage.errors import KeyringError
 from storage.locations import FileLocation, KmsLocation, parse_wrapping_key
@@ -102,6 +99,8 @@ class FileKeyring:
         self._path = path
 
     def generate(self, context: EncryptionContext) -> DataKey:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
         try:
             _ensure_key_file(self._path)
         except OSError as error:
@@ -114,6 +113,9 @@ class FileKeyring:
         return DataKey(plaintext, nonce + sealed)
 
     def unwrap(self, wrapped: bytes, context: EncryptionContext) -> bytes:
+        from cryptography.exceptions import InvalidTag
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
         wrapping_key = AESGCM(self._wrapping_key())
         nonce, sealed = wrapped[:_NONCE_BYTES], wrapped[_NONCE_BYTES:]
         try:

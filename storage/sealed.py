@@ -16,13 +16,12 @@ import io
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from typing import TYPE_CHECKING
 
 from storage.errors import SealBroken
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 SEGMENT_BYTES = 1 << 20
 KEY_BYTES = 32
@@ -128,6 +127,8 @@ class SealedReader:
             self._open_segment(segment, into)
 
     def _open_segment(self, segment: _Segment, into: memoryview) -> None:
+        from cryptography.exceptions import InvalidTag
+
         sealed = self._read(segment.sealed_start, segment.sealed_end)
         nonce = _nonce(self._prefix, segment, self.num_bytes)
         try:
@@ -183,7 +184,12 @@ def _nonce(prefix: bytes, segment: _Segment, num_bytes: int) -> bytes:
     return prefix + segment.index.to_bytes(4, "big") + bytes([is_last])
 
 
-def _object_cipher(key: bytes, salt: bytes, associated_data: bytes) -> AESGCM:
+def _object_cipher(key: bytes, salt: bytes, associated_data: bytes) -> "AESGCM":
+    # Loaded by who seals or opens, and not by every `convoy stage`.
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
     if len(key) != KEY_BYTES:
         raise ValueError(f"a data key has {KEY_BYTES} bytes")
     return AESGCM(HKDF(SHA256(), KEY_BYTES, salt, associated_data).derive(key))
