@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from data.residency import Residency, Rule
-from data.shard import ShardConfig
+from data.sharding import ShardConfig
 from pipeline.errors import ConfigError
 from pipeline.params_file import ParamsFile, read_params_file
 from storage.region import Region

@@ -12,7 +12,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 
 from data.manifest import Manifest, read_manifest
-from data.transfer import UploadReceipt, read_receipt
+from data.upload import UploadReceipt, read_receipt
 from pipeline import workspace
 from pipeline.config import Config
 from pipeline.errors import WorkspaceError

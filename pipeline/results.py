@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from data.errors import ManifestError
 from data.manifest import read_manifest
-from data.transfer import read_receipt
+from data.upload import read_receipt
 from pipeline import workspace
 from pipeline.errors import WorkspaceError
 from pipeline.stages import Placement, read_train_report

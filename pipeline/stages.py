@@ -16,8 +16,10 @@ from pydantic import BaseModel
 from data.manifest import Manifest
 from data.record import Record
 from data.residency import Exclusion
-from data.shard import Shard, check_record, write_shards
-from data.transfer import UploadReceipt, open_region, read_receipt, upload_region
+from data.sealed_shards import open_region
+from data.shard import Shard
+from data.sharding import check_record, write_shards
+from data.upload import UploadReceipt, read_receipt, upload_region
 from pipeline import workspace
 from pipeline.checks import (
     check_ingest,

@@ -7,7 +7,7 @@ from typing import Literal
 
 from data.residency import Decision, Residency, Rule
 from data.shard import Shard
-from data.transfer import PlacedShard, UploadReceipt
+from data.upload import PlacedShard, UploadReceipt
 
 
 @dataclass(frozen=True)

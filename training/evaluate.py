@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel
 
 from data.residency import Exclusion
+from data.sealed_shards import SealedShards
 from data.shard import Shard
-from data.transfer import SealedShards
 from training.config import EvaluateConfig
 from training.errors import TrainingError, WorkloadError
 from training.workload import Sums, Workload

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from data.order import SampleOrder
+from data.sealed_shards import SealedShards
 from data.shard import OpenShard, Shard
-from data.transfer import SealedShards
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -6,8 +6,8 @@ from pydantic import BaseModel
 
 from data.manifest import Manifest, read_manifest
 from data.residency import Residency
+from data.sealed_shards import SealedShards, open_region
 from data.shard import Shard
-from data.transfer import SealedShards, open_region
 from storage.access_log import AccessLog
 from storage.region import Region
 from training.config import TrainConfig

@@ -18,8 +18,8 @@ from safetensors.torch import save_model
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from data.sealed_shards import SealedShards
 from data.shard import Shard
-from data.transfer import SealedShards
 from training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from training.config import OptimizerConfig, TrainConfig
 from training.errors import CheckpointError, TrainingError

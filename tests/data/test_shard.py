@@ -11,7 +11,8 @@ import pytest
 from data.errors import ManifestError, RecordRefused, ShardBroken
 from data.manifest import Manifest, read_manifest
 from data.record import Record
-from data.shard import Shard, ShardConfig, open_shard, write_shards
+from data.shard import Shard, open_shard
+from data.sharding import ShardConfig, write_shards
 
 
 def places(count: int) -> list[Record]:

@@ -16,7 +16,7 @@ import rfc8785
 from data.manifest import Manifest
 from data.residency import Exclusion
 from data.shard import Shard
-from data.transfer import PlacedShard, UploadReceipt
+from data.upload import PlacedShard, UploadReceipt
 from pipeline import workspace
 from pipeline.config import Config
 from pipeline.errors import WorkspaceError

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from data.errors import ShardBroken
+from data.sealed_shards import SealedShards
 from data.shard import Shard
-from data.transfer import SealedShards
 from training.loader import Loader, prefetch
 
 SIZES = (40, 7, 23, 30)

@@ -1,10 +1,7 @@
-"""Shards to places and back: seal and put, get and open. The only code where data meets storage."""
+"""Upload, region by region: the shards that may live there, and the receipt for them."""
 
-import getpass
 import hashlib
-import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -14,23 +11,11 @@ from pydantic import BaseModel, ValidationError
 from data.errors import DataError, ManifestError, ShardBroken
 from data.manifest import Manifest
 from data.residency import Exclusion, Residency
-from data.shard import OpenShard, Shard, open_shard
-from storage.access_log import AccessEntry, AccessLog, Action
-from storage.envelope import (
-    associated_data,
-    content_address,
-    envelope_name,
-    obtain_data_key,
-    unwrap_data_key,
-)
-from storage.errors import ObjectMissing, SealBroken
-from storage.keyring import open_keyring
+from data.sealed_shards import SealedShards, open_region, record_access
+from data.shard import Shard
+from storage.access_log import AccessLog
 from storage.region import Region
-from storage.sealed import SealedReader, open_sealed, seal, sealed_size
-from storage.store import ObjectStore, open_store
-
-RUN_ID_VARIABLE = "CONVOY_RUN_ID"
-"""Environment variable that names the run in the access log."""
+from storage.sealed import sealed_size
 
 _PUTS_IN_FLIGHT = 4
 
@@ -77,86 +62,6 @@ def read_receipt(path: Path, manifest: Manifest) -> UploadReceipt:
     return receipt
 
 
-@dataclass(frozen=True)
-class SealedShards:
-    """One region's sealed shards of one dataset version, and the key that opens them."""
-
-    manifest: Manifest
-    region: Region
-    store: ObjectStore = field(repr=False)
-    key: bytes = field(repr=False)
-    log: AccessLog = field(repr=False)
-
-    def address(self, shard: Shard) -> str:
-        """The object's name in the store."""
-        return f"objects/{content_address(self.key, shard.digest)}"
-
-    def holds(self, shard: Shard) -> bool:
-        """Whether the store holds the whole object: its size is right, and its header and last
-        segment authenticate."""
-        address = self.address(shard)
-        sealed_bytes = sealed_size(shard.num_bytes)
-
-        def read(start: int, end: int) -> bytes:
-            # At the end one byte more is asked for, and must not be there.
-            return self.store.get(address, start, end + 1 if end == sealed_bytes else end)
-
-        try:
-            SealedReader(self.key, self._associated_data(shard), read, sealed_bytes)
-        except (ObjectMissing, SealBroken):
-            return False
-        return True
-
-    def put(self, shard: Shard, content: bytes) -> None:
-        """Seal a plaintext shard and place it."""
-        address = self.address(shard)
-        sealed = seal(self.key, content, self._associated_data(shard))
-        self.store.put(address, sealed)
-        _record(self.log, self.region, "put", address, len(sealed))
-
-    def open(self, shard: Shard) -> OpenShard:
-        """Get a shard, authenticate every byte of it and give its records, in memory alone.
-
-        Raises ShardBroken, which names the shard, the region and the reason.
-        """
-        address = self.address(shard)
-        where = f"region {self.region.name}"
-        try:
-            sealed = self.store.get(address)
-            content = open_sealed(self.key, sealed, self._associated_data(shard))
-        except ObjectMissing:
-            raise ShardBroken(
-                f"shard {shard.name} is not in {where} ({address}): run `convoy stage upload`"
-            ) from None
-        except SealBroken as error:
-            raise ShardBroken(
-                f"shard {shard.name} in {where} ({address}): {error}. "
-                "Delete the object and run `convoy stage upload`, which places it again."
-            ) from None
-        _record(self.log, self.region, "get", address, len(sealed))
-        return open_shard(shard, content, where)
-
-    def _associated_data(self, shard: Shard) -> bytes:
-        return associated_data(
-            dataset=self.manifest.dataset,
-            version=self.manifest.digest,
-            region=self.region.name,
-            jurisdiction=shard.jurisdiction,
-            name=self.address(shard),
-        )
-
-
-def open_region(
-    manifest: Manifest, region: Region, log: AccessLog, *, writable: bool = False
-) -> SealedShards:
-    """Unwrap the region's data key for this dataset version; `writable` makes it when missing."""
-    store = open_store(region)
-    obtain = obtain_data_key if writable else unwrap_data_key
-    key = obtain(region, store, open_keyring(region), manifest.dataset, manifest.digest)
-    _record(log, region, "unwrap", envelope_name(manifest.digest))
-    return SealedShards(manifest, region, store, key, log)
-
-
 def upload_region(
     manifest: Manifest,
     directory: Path,
@@ -173,7 +78,7 @@ def upload_region(
     allowed, withheld = _split_placeable(manifest.shards, region, residency)
     for exclusion in withheld:
         whose = f"{manifest.digest}/{exclusion.jurisdiction}"
-        _record(log, region, "refuse", whose, refused=exclusion.reason)
+        record_access(log, region, "refuse", whose, refused=exclusion.reason)
     placed: list[PlacedShard] = []
     if allowed:
         shards = open_region(manifest, region, log, writable=True)
@@ -233,29 +138,6 @@ def _send(shard: Shard, directory: Path, shards: SealedShards) -> Shard:
         raise _changed(shard, path)
     shards.put(shard, content)
     return shard
-
-
-def _record(
-    log: AccessLog,
-    region: Region,
-    action: Action,
-    name: str,
-    num_bytes: int = 0,
-    refused: str | None = None,
-) -> None:
-    log.append(
-        AccessEntry(
-            actor=getpass.getuser(),
-            region=region.name,
-            action=action,
-            object=name,
-            artifact="shard",
-            num_bytes=num_bytes,
-            decision="refused" if refused else "allowed",
-            reason=refused or "residency",
-            run_id=os.environ.get(RUN_ID_VARIABLE, ""),
-        )
-    )
 
 
 def _changed(shard: Shard, path: Path) -> ShardBroken:

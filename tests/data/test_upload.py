@@ -12,8 +12,10 @@ from data.errors import DataError, ManifestError, ShardBroken
 from data.manifest import Manifest
 from data.record import Record
 from data.residency import Residency, Rule
-from data.shard import Shard, ShardConfig, write_shards
-from data.transfer import UploadReceipt, open_region, read_receipt, upload_region
+from data.sealed_shards import open_region
+from data.shard import Shard
+from data.sharding import ShardConfig, write_shards
+from data.upload import UploadReceipt, read_receipt, upload_region
 from storage.access_log import AccessEntry, AccessLog
 from storage.region import Region
 

@@ -1,0 +1,129 @@
+"""One region's sealed shards: put and open. The only code where data meets storage."""
+
+import getpass
+import os
+from dataclasses import dataclass, field
+
+from data.errors import ShardBroken
+from data.manifest import Manifest
+from data.shard import OpenShard, Shard, open_shard
+from storage.access_log import AccessEntry, AccessLog, Action
+from storage.envelope import (
+    associated_data,
+    content_address,
+    envelope_name,
+    obtain_data_key,
+    unwrap_data_key,
+)
+from storage.errors import ObjectMissing, SealBroken
+from storage.keyring import open_keyring
+from storage.region import Region
+from storage.sealed import SealedReader, open_sealed, seal, sealed_size
+from storage.store import ObjectStore, open_store
+
+RUN_ID_VARIABLE = "CONVOY_RUN_ID"
+"""Environment variable that names the run in the access log."""
+
+
+@dataclass(frozen=True)
+class SealedShards:
+    """One region's sealed shards of one dataset version, and the key that opens them."""
+
+    manifest: Manifest
+    region: Region
+    store: ObjectStore = field(repr=False)
+    key: bytes = field(repr=False)
+    log: AccessLog = field(repr=False)
+
+    def address(self, shard: Shard) -> str:
+        """The object's name in the store."""
+        return f"objects/{content_address(self.key, shard.digest)}"
+
+    def holds(self, shard: Shard) -> bool:
+        """Whether the store holds the whole object: its size is right, and its header and last
+        segment authenticate."""
+        address = self.address(shard)
+        sealed_bytes = sealed_size(shard.num_bytes)
+
+        def read(start: int, end: int) -> bytes:
+            # At the end one byte more is asked for, and must not be there.
+            return self.store.get(address, start, end + 1 if end == sealed_bytes else end)
+
+        try:
+            SealedReader(self.key, self._associated_data(shard), read, sealed_bytes)
+        except (ObjectMissing, SealBroken):
+            return False
+        return True
+
+    def put(self, shard: Shard, content: bytes) -> None:
+        """Seal a plaintext shard and place it."""
+        address = self.address(shard)
+        sealed = seal(self.key, content, self._associated_data(shard))
+        self.store.put(address, sealed)
+        record_access(self.log, self.region, "put", address, len(sealed))
+
+    def open(self, shard: Shard) -> OpenShard:
+        """Get a shard, authenticate every byte of it and give its records, in memory alone.
+
+        Raises ShardBroken, which names the shard, the region and the reason.
+        """
+        address = self.address(shard)
+        where = f"region {self.region.name}"
+        try:
+            sealed = self.store.get(address)
+            content = open_sealed(self.key, sealed, self._associated_data(shard))
+        except ObjectMissing:
+            raise ShardBroken(
+                f"shard {shard.name} is not in {where} ({address}): run `convoy stage upload`"
+            ) from None
+        except SealBroken as error:
+            raise ShardBroken(
+                f"shard {shard.name} in {where} ({address}): {error}. "
+                "Delete the object and run `convoy stage upload`, which places it again."
+            ) from None
+        record_access(self.log, self.region, "get", address, len(sealed))
+        return open_shard(shard, content, where)
+
+    def _associated_data(self, shard: Shard) -> bytes:
+        return associated_data(
+            dataset=self.manifest.dataset,
+            version=self.manifest.digest,
+            region=self.region.name,
+            jurisdiction=shard.jurisdiction,
+            name=self.address(shard),
+        )
+
+
+def open_region(
+    manifest: Manifest, region: Region, log: AccessLog, *, writable: bool = False
+) -> SealedShards:
+    """Unwrap the region's data key for this dataset version; `writable` makes it when missing."""
+    store = open_store(region)
+    obtain = obtain_data_key if writable else unwrap_data_key
+    key = obtain(region, store, open_keyring(region), manifest.dataset, manifest.digest)
+    record_access(log, region, "unwrap", envelope_name(manifest.digest))
+    return SealedShards(manifest, region, store, key, log)
+
+
+def record_access(
+    log: AccessLog,
+    region: Region,
+    action: Action,
+    name: str,
+    num_bytes: int = 0,
+    refused: str | None = None,
+) -> None:
+    """Append what happened to an object of the class `shard`. Raises StorageError."""
+    log.append(
+        AccessEntry(
+            actor=getpass.getuser(),
+            region=region.name,
+            action=action,
+            object=name,
+            artifact="shard",
+            num_bytes=num_bytes,
+            decision="refused" if refused else "allowed",
+            reason=refused or "residency",
+            run_id=os.environ.get(RUN_ID_VARIABLE, ""),
+        )
+    )
