@@ -24,14 +24,14 @@ repro: .venv/run.done ## Run the same stages by DVC
 	dvc repro
 
 test: .venv/dev.done ## Run all tests
-	pytest
+	pytest -n 2 --dist loadfile
 
 lint: .venv/dev.done ## ruff, ruff format, mypy --strict
 	ruff check .
 	ruff format --check .
 	mypy
 
-bench: .venv/dev.done ## Run all benchmarks, see docs/benchmarks.md
+bench: .venv/bench.done ## Run all benchmarks, see docs/benchmarks.md
 	for name in $(BENCHMARKS); do python -m benchmarks.$$name || exit 1; done
 
 clean: ## Remove what runs left here, keys included; keeps .venv
@@ -46,4 +46,8 @@ clean: ## Remove what runs left here, keys included; keeps .venv
 
 .venv/dev.done: pyproject.toml constraints.txt .venv/run.done | .venv/bin/python
 	$(PIP_INSTALL) -e '.[dev]'
+	touch $@
+
+.venv/bench.done: pyproject.toml constraints.txt .venv/dev.done | .venv/bin/python
+	$(PIP_INSTALL) -e '.[bench]'
 	touch $@
