@@ -1,7 +1,5 @@
 """One region's sealed shards: put and open. The only code where data meets storage."""
 
-import getpass
-import os
 from dataclasses import dataclass, field
 
 from data.errors import ShardBroken
@@ -20,9 +18,6 @@ from storage.keyring import open_keyring
 from storage.region import Region
 from storage.sealed import SealedReader, open_sealed, seal, sealed_size
 from storage.store import ObjectStore, open_store
-
-RUN_ID_VARIABLE = "CONVOY_RUN_ID"
-"""Environment variable that names the run in the access log."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +111,6 @@ def record_access(
     """Append what happened to an object of the class `shard`. Raises StorageError."""
     log.append(
         AccessEntry(
-            actor=getpass.getuser(),
             region=region.name,
             action=action,
             object=name,
@@ -124,6 +118,5 @@ def record_access(
             num_bytes=num_bytes,
             decision="refused" if refused else "allowed",
             reason=refused or "residency",
-            run_id=os.environ.get(RUN_ID_VARIABLE, ""),
         )
     )

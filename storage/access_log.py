@@ -5,6 +5,7 @@ holds content or keys. It is a plain file: it does not prove by itself that nobo
 """
 
 import fcntl
+import getpass
 import os
 import socket
 from collections.abc import Iterator
@@ -17,25 +18,48 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 from storage.canonical import canonical_json
 from storage.errors import StorageError
 
-Action = Literal["put", "get", "unwrap", "generate", "refuse", "register"]
+RUN_ID_VARIABLE = "CONVOY_RUN_ID"
+"""Environment variable that names the run in the access log."""
+
+Action = Literal[
+    "put",  # an object was placed in a region
+    "get",  # an object was read
+    "unwrap",  # a data key was unwrapped
+    "generate",  # a data key was made
+    "refuse",  # something was asked for and not allowed
+    "rotate",  # a data key was wrapped anew
+    "shred",  # a wrapped key was destroyed
+    "register",  # a model version was registered
+    "cross",  # something went from one region to another
+]
 
 
 class AccessEntry(BaseModel):
-    """One access, or one refusal. `artifact` is the class of the object, for example "shard"."""
+    """One access, or one refusal. Names objects and never holds content or a key."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     time: AwareDatetime = Field(default_factory=lambda: datetime.now(UTC))
-    actor: str
+    actor: str = Field(default_factory=getpass.getuser)
     host: str = Field(default_factory=socket.gethostname)
     region: str
+    """Where the object lies or should have lain."""
     action: Action
     object: str
+    """Its name in the store, or another name that tells nothing of its content."""
     artifact: str
+    """The class of the object in the residency policy, for example "shard"."""
     num_bytes: int = 0
+    from_region: str = ""
+    """Of a crossing, as `to_region`."""
+    to_region: str = ""
+    policy_digest: str = ""
+    """SHA-256 of the residency policy that decided, in hex."""
     decision: Literal["allowed", "refused"]
     reason: str
-    run_id: str = ""
+    run_id: str = Field(default_factory=lambda: os.environ.get(RUN_ID_VARIABLE, ""))
+    key_id: str = ""
+    """URI of the wrapping key, where one was used."""
 
 
 class AccessLog:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from data.sealed_shards import RUN_ID_VARIABLE
+from storage.access_log import RUN_ID_VARIABLE
 from training.errors import WorkersFailed
 from training.process import PARENT_VARIABLE
 from training.spec import EXIT_CODES_VARIABLE, STEPS_FILE, TrainSpec
