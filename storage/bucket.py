@@ -29,6 +29,7 @@ from storage.locations import MemoryLocation, S3Location
 from storage.region import Region
 from storage.store import (
     Bytes,
+    Content,
     ObjectInfo,
     checked_name,
     checked_prefix,
@@ -82,13 +83,13 @@ class Bucket:
         self._region = region
         self._backend = backend
 
-    def put(self, name: str, data: Bytes, *, overwrite: bool = True) -> None:
+    def put(self, name: str, data: Content, *, overwrite: bool = True) -> None:
         checked_name(name)
         try:
             obstore.put(
                 self._backend,
                 name,
-                memoryview(data).cast("B"),
+                memoryview(data).cast("B") if isinstance(data, Bytes) else data,
                 mode="overwrite" if overwrite else "create",
                 chunk_size=_PART_BYTES,
                 max_concurrency=_PARTS_AT_ONCE,

@@ -4,9 +4,11 @@ Plain system calls rather than obstore, whose local store does not sync: an obje
 returned from must survive a power cut, for commits are ordered by it.
 """
 
+import contextlib
 import errno
+import fcntl
+import itertools
 import os
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from storage.errors import ObjectExists, ObjectMissing, StoreUnavailable
 from storage.region import Region
 from storage.store import (
     Bytes,
+    Content,
     ObjectInfo,
     checked_name,
     checked_prefix,
@@ -44,19 +47,16 @@ class Directory:
         self._region = region
         self._root = root
 
-    def put(self, name: str, data: Bytes, *, overwrite: bool = True) -> None:
+    def put(self, name: str, data: Content, *, overwrite: bool = True) -> None:
         path = self._root / checked_name(name)
-        unfinished = path.with_name(f"{path.name}{_UNFINISHED}{secrets.token_hex(8)}")
         try:
             _make_directory(path.parent)
-            try:
-                _write_synced(unfinished, data)
+            with _unfinished(path) as (unfinished, descriptor):
+                _write_synced(descriptor, data)
                 if overwrite:
                     unfinished.replace(path)
                 else:
                     self._link_new(unfinished, path, name)
-            finally:
-                unfinished.unlink(missing_ok=True)
             _sync_directory(path.parent)
         except OSError as error:
             raise self._refusal(f"cannot write {name}", error) from error
@@ -107,15 +107,59 @@ class Directory:
         return unavailable(self._region, f"{what} ({error.strerror})", remedy)
 
 
-def _write_synced(path: Path, data: Bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+@contextlib.contextmanager
+def _unfinished(path: Path) -> Iterator[tuple[Path, int]]:
+    """Open an empty file beside the object, for this writer alone, and remove it in the end.
+
+    What a killed writer left is taken over by the next one of that object, so that leftovers do
+    not grow in number. A living writer holds a lock on its file, and others go to the next.
+    """
+    for number in itertools.count():
+        unfinished = path.with_name(f"{path.name}{_UNFINISHED}{number}")
+        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            if not _take_over(unfinished, descriptor):
+                continue
+            try:
+                yield unfinished, descriptor
+            finally:
+                # After a rename the name may be another writer's already.
+                if _is_named(descriptor, unfinished):
+                    unfinished.unlink()
+            return
+        finally:
+            os.close(descriptor)
+
+
+def _take_over(unfinished: Path, descriptor: int) -> bool:
+    """Lock and empty the file, unless another has it, or gave it the object's name meanwhile."""
     try:
-        left = memoryview(data).cast("B")
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    if not _is_named(descriptor, unfinished):
+        return False
+    if os.fstat(descriptor).st_nlink > 1:
+        # Its writer was killed when the file already was the object: only this name must go.
+        unfinished.unlink()
+        return False
+    os.ftruncate(descriptor, 0)
+    return True
+
+
+def _is_named(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _write_synced(descriptor: int, data: Content) -> None:
+    for part in [data] if isinstance(data, Bytes) else data:
+        left = memoryview(part).cast("B")
         while left:
             left = left[os.write(descriptor, left) :]
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    os.fsync(descriptor)
 
 
 def _make_directory(path: Path) -> None:

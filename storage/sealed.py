@@ -18,12 +18,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from storage.buffers import Buffers
 from storage.errors import SealBroken
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 SEGMENT_BYTES = 1 << 20
+PART_BYTES = 8 * SEGMENT_BYTES
 KEY_BYTES = 32
 _SALT_BYTES = 32
 _PREFIX_BYTES = 7
@@ -69,6 +71,42 @@ def seal(key: bytes, plaintext: bytes | memoryview, associated_data: bytes) -> b
                 sealed[segment.sealed_start : segment.sealed_end],
             )
     return buffer.getvalue()
+
+
+def seal_parts(
+    key: bytes,
+    fill: Callable[[memoryview], None],
+    num_bytes: int,
+    associated_data: bytes,
+    buffers: Buffers,
+) -> Iterator[memoryview]:
+    """Seal an object of `num_bytes` of plaintext piece by piece: `seal`, with bounded memory.
+
+    `fill` writes the next bytes of the plaintext over the whole of what it is given. Each part but
+    the last has PART_BYTES, and lies in one of the `buffers`, which must have as many: a part is
+    gone when the next one is asked for, unless who got it still exports its memory.
+    """
+    salt, prefix = secrets.token_bytes(_SALT_BYTES), secrets.token_bytes(_PREFIX_BYTES)
+    cipher = _object_cipher(key, salt, associated_data)
+    plain = memoryview(bytearray(min(num_bytes, _SEGMENT_PLAIN_BYTES)))
+    size = sealed_size(num_bytes)
+    part_start = 0
+    part = buffers.lend(min(size, PART_BYTES))
+    part[:_HEADER_BYTES] = bytes([_HEADER_BYTES]) + salt + prefix
+    for segment in _segments(num_bytes, 0, num_bytes):
+        if segment.sealed_start == part_start + PART_BYTES:
+            yield part
+            part_start = segment.sealed_start
+            part = buffers.lend(min(size - part_start, PART_BYTES))
+        piece = plain[: segment.plain_end - segment.plain_start]
+        fill(piece)
+        cipher.encrypt_into(
+            _nonce(prefix, segment, num_bytes),
+            piece,
+            None,
+            part[segment.sealed_start - part_start : segment.sealed_end - part_start],
+        )
+    yield part
 
 
 def open_sealed(key: bytes, sealed: bytes | memoryview, associated_data: bytes) -> bytes:

@@ -10,6 +10,8 @@ from storage.locations import FileLocation, parse_store
 from storage.region import Region
 
 Bytes = bytes | bytearray | memoryview
+Content = Bytes | Iterator[Bytes]
+"""What is put: bytes, or an iterator of parts of 8 MiB (the last one may be smaller)."""
 
 _NAME = re.compile(r"[A-Za-z0-9._=-]+(?:/[A-Za-z0-9._=-]+)*")
 _PROBE_NAME = "convoy-probe"
@@ -31,8 +33,8 @@ class ObjectStore(Protocol):
     StoreUnavailable, naming region, URL and remedy, when the store cannot do it.
     """
 
-    def put(self, name: str, data: Bytes, *, overwrite: bool = True) -> None:
-        """Write an object, whole or not at all.
+    def put(self, name: str, data: Content, *, overwrite: bool = True) -> None:
+        """Write an object, whole or not at all: what an iterator raises leaves no object.
 
         With overwrite=False an object that is there already is left alone and ObjectExists is
         raised; of several such writers at once exactly one succeeds.
