@@ -1,11 +1,13 @@
 """One region's sealed shards: put and open. The only code where data meets storage."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from data.errors import ShardBroken
 from data.manifest import Manifest
 from data.shard import OpenShard, Shard, open_shard
 from storage.access_log import AccessEntry, AccessLog, Action
+from storage.buffers import Buffers
 from storage.envelope import (
     associated_data,
     content_address,
@@ -16,7 +18,7 @@ from storage.envelope import (
 from storage.errors import ObjectMissing, SealBroken
 from storage.keyring import open_keyring
 from storage.region import Region
-from storage.sealed import SealedReader, open_sealed, seal, sealed_size
+from storage.sealed import PART_BYTES, SealedReader, open_sealed, seal_parts, sealed_size
 from storage.store import ObjectStore, open_store
 
 
@@ -50,12 +52,13 @@ class SealedShards:
             return False
         return True
 
-    def put(self, shard: Shard, content: bytes) -> None:
-        """Seal a plaintext shard and place it."""
-        address = self.address(shard)
-        sealed = seal(self.key, content, self._associated_data(shard))
-        self.store.put(address, sealed)
-        record_access(self.log, self.region, "put", address, len(sealed))
+    def put(self, shard: Shard, fill: Callable[[memoryview], None], buffers: Buffers) -> None:
+        """Seal a shard while it is placed. `fill` gives its plaintext, piece by piece: see
+        `seal_parts`; what it raises leaves nothing in the store."""
+        address, num_bytes = self.address(shard), sealed_size(shard.num_bytes)
+        parts = seal_parts(self.key, fill, shard.num_bytes, self._associated_data(shard), buffers)
+        self.store.put(address, next(parts) if num_bytes <= PART_BYTES else parts)
+        record_access(self.log, self.region, "put", address, num_bytes)
 
     def open(self, shard: Shard) -> OpenShard:
         """Get a shard, authenticate every byte of it and give its records, in memory alone.

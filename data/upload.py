@@ -1,9 +1,10 @@
 """Upload, region by region: the shards that may live there, and the receipt for them."""
 
 import hashlib
+from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal
 
 import rfc8785
 from pydantic import BaseModel, ValidationError
@@ -14,10 +15,13 @@ from data.residency import Exclusion, Residency
 from data.sealed_shards import SealedShards, open_region, record_access
 from data.shard import Shard
 from storage.access_log import AccessLog
+from storage.buffers import Buffers
 from storage.region import Region
-from storage.sealed import sealed_size
+from storage.sealed import PART_BYTES, sealed_size
 
 _PUTS_IN_FLIGHT = 4
+_LOOKS_IN_FLIGHT = 16
+_PROGRESS_SECONDS = 0.5
 
 
 class PlacedShard(BaseModel, frozen=True, extra="forbid"):
@@ -69,11 +73,16 @@ def upload_region(
     residency: Residency,
     log: AccessLog,
     on_shard: Callable[[Shard, bool], None] = lambda shard, sent: None,
+    on_bytes: Callable[[int], None] = lambda num_bytes: None,
 ) -> UploadReceipt:
     """Place in the region every shard of `directory` that may live there; what is there is kept.
 
-    `on_shard(shard, sent)` is called for each. Raises ShardBroken for a local file that is not
-    what the manifest says, DataError for one that is neither here nor in the store.
+    `on_shard(shard, sent)` is called for each, and `on_bytes`, while shards are on their way, with
+    how many bytes of them were read since its last call. A shard is sealed while it is sent, in
+    memory that does not grow with its size, and is in the store when the whole of it is. So an
+    upload that ended early, in whatever way, goes on where it was. Raises ShardBroken for a local
+    file that is not what the manifest says, DataError for one that is neither here nor in the
+    store.
     """
     allowed, withheld = _split_placeable(manifest.shards, region, residency)
     for exclusion in withheld:
@@ -82,17 +91,12 @@ def upload_region(
     placed: list[PlacedShard] = []
     if allowed:
         shards = open_region(manifest, region, log, writable=True)
-        missing = [shard for shard in allowed if not shards.holds(shard)]
-        _check_local(missing, directory, region)
-        from concurrent.futures import ThreadPoolExecutor
-
-        with ThreadPoolExecutor(_PUTS_IN_FLIGHT) as pool:
-            sent = pool.map(lambda shard: _send(shard, directory, shards), missing)
-            for shard in sent:
-                on_shard(shard, True)
+        missing = _find_missing(allowed, shards)
+        _check_local(missing.values(), directory, region)
         for shard in allowed:
-            if shard not in missing:
+            if shard.name not in missing:
                 on_shard(shard, False)
+        _send_all(missing.values(), directory, shards, on_shard, on_bytes)
         placed = [
             PlacedShard(
                 shard=shard.name,
@@ -119,6 +123,19 @@ def _split_placeable(
     return list(allowed), withheld
 
 
+def _find_missing(allowed: list[Shard], shards: SealedShards) -> dict[str, Shard]:
+    """By name, those that the store does not hold whole."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(_LOOKS_IN_FLIGHT) as pool:
+        try:
+            held = list(pool.map(shards.holds, allowed))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return {shard.name: shard for shard, is_held in zip(allowed, held, strict=True) if not is_held}
+
+
 def _check_local(missing: Iterable[Shard], directory: Path, region: Region) -> None:
     for shard in missing:
         path = directory / shard.name
@@ -131,13 +148,76 @@ def _check_local(missing: Iterable[Shard], directory: Path, region: Region) -> N
             raise _changed(shard, path)
 
 
-def _send(shard: Shard, directory: Path, shards: SealedShards) -> Shard:
-    path = directory / shard.name
-    content = path.read_bytes()
-    if hashlib.sha256(content).hexdigest() != shard.digest:
-        raise _changed(shard, path)
-    shards.put(shard, content)
-    return shard
+def _send_all(
+    missing: Iterable[Shard],
+    directory: Path,
+    shards: SealedShards,
+    on_shard: Callable[[Shard, bool], None],
+    on_bytes: Callable[[int], None],
+) -> None:
+    """Send some at a time. After an error no other is begun, and those on their way are ended."""
+    from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+
+    waiting = deque(missing)
+    free = [Buffers(PART_BYTES) for _ in range(_PUTS_IN_FLIGHT)]
+    in_flight: dict[Future[None], tuple[_Sending, Buffers]] = {}
+    told = finished = 0
+    with ThreadPoolExecutor(_PUTS_IN_FLIGHT) as pool:
+        while waiting or in_flight:
+            while waiting and free:
+                sending, buffers = _Sending(waiting.popleft(), directory), free.pop()
+                in_flight[pool.submit(sending.run, shards, buffers)] = (sending, buffers)
+            done, _ = wait(in_flight, _PROGRESS_SECONDS, FIRST_COMPLETED)
+            for future in done:
+                sending, buffers = in_flight.pop(future)
+                future.result()
+                free.append(buffers)
+                finished += sending.num_bytes
+                on_shard(sending.shard, True)
+            read = finished + sum(sending.num_bytes for sending, _ in in_flight.values())
+            on_bytes(read - told)
+            told = read
+
+
+class _Sending:
+    """A shard on its way to a store. `num_bytes` of its file were read and sealed."""
+
+    def __init__(self, shard: Shard, directory: Path) -> None:
+        self.shard = shard
+        self.num_bytes = 0
+        self._path = directory / shard.name
+        self._digest = hashlib.sha256()
+
+    def run(self, shards: SealedShards, buffers: Buffers) -> None:
+        try:
+            file = self._path.open("rb")
+        except OSError as error:
+            raise self._unreadable(error) from None
+        with file:
+            shards.put(self.shard, lambda into: self._fill(into, file), buffers)
+
+    def _fill(self, into: memoryview, file: BinaryIO) -> None:
+        """Give the next bytes; the last ones only if all of them are what the manifest says.
+
+        A store has no object before it has the last bytes: so none of a changed file.
+        """
+        try:
+            num_read = file.readinto(into)  # type: ignore[attr-defined]
+        except OSError as error:
+            raise self._unreadable(error) from None
+        self._digest.update(into)
+        self.num_bytes += len(into)
+        is_whole = self.num_bytes < self.shard.num_bytes or (
+            self._digest.hexdigest() == self.shard.digest and not file.read(1)
+        )
+        if num_read != len(into) or not is_whole:
+            raise _changed(self.shard, self._path)
+
+    def _unreadable(self, error: OSError) -> DataError:
+        return DataError(
+            f"{self._path} cannot be read ({error.strerror}): mend its disk, or run "
+            "`convoy stage shard`"
+        )
 
 
 def _changed(shard: Shard, path: Path) -> ShardBroken:

@@ -1,6 +1,8 @@
 """What a stage says of itself while it works: whoever called it may listen."""
 
 import contextlib
+import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -28,6 +30,8 @@ class Progress:
         return f"{self.stage}: " + ", ".join(filter(None, (self.count, self.note)))
 
 
+_RATE_SECONDS = 10.0
+
 Listener = Callable[[Progress], None]
 
 _listener: ContextVar[Listener | None] = ContextVar("progress", default=None)
@@ -48,6 +52,67 @@ def report(stage: str, done: int, total: int | None, unit: str, note: str = "") 
     listener = _listener.get()
     if listener is not None:
         listener(Progress(stage, done, total, unit, note))
+
+
+class Transfer:
+    """Things of known sizes on their way: reports how many, how much, how fast and how long yet."""
+
+    def __init__(
+        self,
+        stage: str,
+        unit: str,
+        num_items: int,
+        num_bytes: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._stage = stage
+        self._unit = unit
+        self._num_items = num_items
+        self._num_bytes = num_bytes
+        self._items = 0
+        self._bytes = 0
+        self._clock = clock
+        self._seen = deque([(clock(), 0)])
+
+    def skip(self, num_items: int, num_bytes: int) -> None:
+        """Count what needs not be sent."""
+        self._items += num_items
+        self._num_bytes -= num_bytes
+        self._report()
+
+    def advance(self, num_bytes: int) -> None:
+        """Count bytes that were sent."""
+        self._bytes += num_bytes
+        self._report()
+
+    def finish(self, num_items: int) -> None:
+        """Count things that are whole at their place."""
+        self._items += num_items
+        self._report()
+
+    def _report(self) -> None:
+        report(self._stage, self._items, self._num_items, self._unit, self._note())
+
+    def _note(self) -> str:
+        if not self._bytes:
+            return ""
+        now = self._clock()
+        self._seen.append((now, self._bytes))
+        while len(self._seen) > 2 and now - self._seen[1][0] >= _RATE_SECONDS:
+            self._seen.popleft()
+        since, before = self._seen[0]
+        note = f"{self._bytes / 1e6:,.1f}/{self._num_bytes / 1e6:,.1f} MB"
+        rate = (self._bytes - before) / (now - since) if now > since else 0.0
+        if not rate:
+            return note
+        left = (self._num_bytes - self._bytes) / rate
+        return f"{note}, {rate / 1e6:,.1f} MB/s, {_duration(left)} left"
+
+
+def _duration(seconds: float) -> str:
+    minutes, whole = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{whole:02}" if hours else f"{minutes}:{whole:02}"
 
 
 def current_listener() -> Listener | None:

@@ -33,7 +33,7 @@ from pipeline.checks import (
 from pipeline.config import Config
 from pipeline.errors import PipelineError, WorkspaceError
 from pipeline.lineage import digest_training, lineage_tags
-from pipeline.progress import report
+from pipeline.progress import Transfer, report
 from pipeline.runs import open_run
 from pipeline.versioning import check_repository
 from storage.access_log import AccessLog
@@ -133,25 +133,42 @@ def upload(config: Config) -> Placement:
     check_site(config, manifest)
     check_regions(config)
     log = AccessLog(workspace.ACCESS_LOG)
-    total = len(manifest.shards) * len(config.upload_regions)
-    done = 0
+    transfer = _start_transfer(config, manifest)
 
     def count(shard: Shard, sent: bool) -> None:
-        nonlocal done
-        done += 1
-        report("upload", done, total, "shards", shard.name)
+        if sent:
+            transfer.finish(1)
+        else:
+            transfer.skip(1, shard.num_bytes)
 
     receipts: list[UploadReceipt] = []
     with workspace.replace_directory(workspace.RECEIPTS) as fresh:
         for region in config.upload_regions:
             receipt = upload_region(
-                manifest, workspace.SHARDS, region, config.residency, log, count
+                manifest,
+                workspace.SHARDS,
+                region,
+                config.residency,
+                log,
+                count,
+                transfer.advance,
             )
             receipt.write(fresh / f"{region.name}.json")
             receipts.append(receipt)
-            done += sum(exclusion.num_shards for exclusion in receipt.withheld)
-    report("upload", total, total, "shards")
     return Placement(receipts=tuple(receipts))
+
+
+def _start_transfer(config: Config, manifest: Manifest) -> Transfer:
+    """Of all shards to all regions where they may live."""
+    sizes: list[int] = []
+    for region in config.upload_regions:
+        allowed = {
+            jurisdiction
+            for jurisdiction in manifest.count_records()
+            if config.residency.decide(jurisdiction, "shard", region.name).allowed
+        }
+        sizes += [shard.num_bytes for shard in manifest.shards if shard.jurisdiction in allowed]
+    return Transfer("upload", "shards", len(sizes), sum(sizes))
 
 
 def train(config: Config) -> TrainReport:

@@ -1,5 +1,6 @@
 """Shards to stores and back: sent once, refused or replaced when broken, and all of it noted."""
 
+import re
 import shutil
 from dataclasses import dataclass
 from datetime import date
@@ -12,7 +13,7 @@ from data.errors import DataError, ManifestError, ShardBroken
 from data.manifest import Manifest
 from data.record import Record
 from data.residency import Residency, Rule
-from data.sealed_shards import open_region
+from data.sealed_shards import SealedShards, open_region
 from data.shard import Shard
 from data.sharding import ShardConfig, write_shards
 from data.upload import UploadReceipt, read_receipt, upload_region
@@ -142,6 +143,35 @@ def test_a_broken_object_is_refused_then_replaced(setting: Setting, how: str) ->
     _, sent = setting.upload()
     assert [shard for shard, was_sent in sent.items() if was_sent] == [name]
     assert sealed.open(shards[name]).num_records == shards[name].num_records
+
+
+@pytest.mark.parametrize("how", ["changed", "longer", "gone"])
+def test_a_file_that_changes_on_the_way_leaves_no_object(
+    setting: Setting, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the look at the files, before they are read."""
+    name = next(shard.name for shard in setting.manifest.shards if shard.jurisdiction == "EU")
+    path = setting.path / "shards" / name
+    content = path.read_bytes()
+    opened = SealedShards.put
+
+    def put(*arguments: Any) -> None:
+        if arguments[1].name == name:
+            if how == "changed":
+                path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+            elif how == "longer":
+                path.write_bytes(content + b"x")
+        opened(*arguments)
+
+    monkeypatch.setattr(SealedShards, "put", put)
+    if how == "gone":
+        path.unlink()
+    with pytest.raises(DataError, match=re.escape(name)):
+        setting.upload()
+    address = open_region(setting.manifest, setting.region, setting.log).address(
+        next(shard for shard in setting.manifest.shards if shard.name == name)
+    )
+    assert not (setting.path / "store" / address).exists()
 
 
 def test_what_may_not_be_there_is_noted_as_refused(setting: Setting) -> None:

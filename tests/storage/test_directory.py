@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.errors import StoreUnavailable
+from storage.errors import ObjectExists, StoreUnavailable
 from storage.region import Region
 from storage.store import check_store, open_store
 from tests.storage.conftest import file_region
@@ -82,6 +82,36 @@ def test_a_killed_writer_leaves_no_partial_object(tmp_path: Path, region: Region
     for info in found:
         assert info.num_bytes == 3_000_000
         assert len(set(open_store(region).get(info.name))) == 1
+
+
+def test_the_next_writer_takes_over_what_a_killed_one_left(tmp_path: Path, region: Region) -> None:
+    script = _PUT + "def parts():\n    yield bytes(1_000_000)\n    print('half', flush=True)\n"
+    script += "    import time\n    time.sleep(60)\nstore.put('o', parts())\n"
+    for _ in range(3):
+        writer = _python(script, tmp_path, stdout=subprocess.PIPE)
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "half\n"
+        writer.send_signal(signal.SIGKILL)
+        writer.communicate()
+    assert len(list(tmp_path.rglob("*~*"))) == 1
+    assert list(open_store(region).list()) == []
+    open_store(region).put("o", iter([b"a", b"b"]))
+    assert open_store(region).get("o") == b"ab"
+    assert not list(tmp_path.rglob("*~*"))
+
+
+def test_an_object_is_not_taken_for_what_a_killed_writer_left(
+    tmp_path: Path, region: Region
+) -> None:
+    """One that was killed between giving an object its name and removing the other name."""
+    store = open_store(region)
+    store.put("o", b"first", overwrite=False)
+    (path,) = tmp_path.rglob("o")
+    path.with_name("o~0").hardlink_to(path)
+    with pytest.raises(ObjectExists):
+        store.put("o", b"second", overwrite=False)
+    assert store.get("o") == b"first"
+    assert not list(tmp_path.rglob("*~*"))
 
 
 def test_a_file_too_large_leaves_the_old_object(tmp_path: Path, region: Region) -> None:

@@ -4,6 +4,7 @@ import io
 import os
 import random
 import tracemalloc
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,8 +14,17 @@ from hypothesis import strategies as st
 from tink import secret_key_access, streaming_aead
 from tink.proto import aes_gcm_hkdf_streaming_pb2, common_pb2, tink_pb2
 
+from storage.buffers import Buffers
 from storage.errors import SealBroken
-from storage.sealed import SEGMENT_BYTES, SealedReader, open_sealed, seal, sealed_size
+from storage.sealed import (
+    PART_BYTES,
+    SEGMENT_BYTES,
+    SealedReader,
+    open_sealed,
+    seal,
+    seal_parts,
+    sealed_size,
+)
 
 _KEY = bytes(range(32))
 _PLACE = b'{"name":"shards/a"}'
@@ -214,3 +224,38 @@ def _flipped(sealed: bytes, position: int) -> bytes:
 def _assert_broken(sealed: bytes) -> None:
     with pytest.raises(SealBroken, match=r"the sealed object for .*shards/a.* is broken"):
         open_sealed(_KEY, sealed, _PLACE)
+
+
+@pytest.mark.parametrize("size", [*_SIZES, PART_BYTES, 2 * PART_BYTES + 5])
+def test_parts_are_one_sealed_object(size: int) -> None:
+    plaintext = os.urandom(size)
+    buffers = Buffers(PART_BYTES)
+    parts = [bytes(p) for p in seal_parts(_KEY, _filler(plaintext), size, _PLACE, buffers)]
+    assert all(len(part) == PART_BYTES for part in parts[:-1])
+    assert 0 < len(parts[-1]) <= PART_BYTES
+    assert open_sealed(_KEY, b"".join(parts), _PLACE) == plaintext
+
+
+def test_parts_take_no_memory_for_the_whole() -> None:
+    size = 64 << 20
+    tracemalloc.start()
+    try:
+        zeros = bytes(SEGMENT_BYTES)
+
+        def fill(into: memoryview) -> None:
+            into[:] = zeros[: len(into)]
+
+        for _ in seal_parts(_KEY, fill, size, _PLACE, Buffers(PART_BYTES)):
+            pass
+        assert tracemalloc.get_traced_memory()[1] < 12 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def _filler(plaintext: bytes) -> Callable[[memoryview], None]:
+    stream = io.BytesIO(plaintext)
+
+    def fill(into: memoryview) -> None:
+        assert stream.readinto(into) == len(into)
+
+    return fill

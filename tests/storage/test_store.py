@@ -1,6 +1,8 @@
 """One contract, held by every kind of store."""
 
+import os
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -109,6 +111,24 @@ def test_an_object_of_many_parts(store_region: Region) -> None:
     store.put("big", data)
     assert store.get("big") == data
     assert store.get("big", 8 << 20, (8 << 20) + 5) == data[8 << 20 : (8 << 20) + 5]
+
+
+def test_parts_make_one_object(store_region: Region) -> None:
+    store = open_store(store_region)
+    parts = [os.urandom(8 << 20), os.urandom(8 << 20), b"the end"]
+    store.put("big", iter(parts))
+    assert store.get("big") == b"".join(parts)
+
+
+def test_parts_that_end_early_make_no_object(store_region: Region) -> None:
+    def parts() -> Iterator[bytes]:
+        yield bytes(8 << 20)
+        raise LookupError("no more")
+
+    store = open_store(store_region)
+    with pytest.raises(LookupError, match="no more"):
+        store.put("o", parts())
+    assert list(store.list()) == []
 
 
 @pytest.mark.parametrize("name", ["", "/a", "a/", "a//b", "../a", "a/..", "a/./b", "a b", "ä", "~"])
