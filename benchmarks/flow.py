@@ -18,7 +18,7 @@ from flows.services import await_healthy, free_port, running
 from tests.workspaces import PARAMS, Workspace, make_workspace
 
 REPETITIONS = 3
-STEPS = 1500
+STEPS = 2500
 PLAIN = """
 from pipeline.config import Config
 from pipeline.stages import STAGES

@@ -23,7 +23,7 @@ from tasks.snapshot import snapshot
 from tasks.stages import TASKS, check
 from training.process import die_with_parent
 
-_PROGRESS_SECONDS = 2.0
+_PROGRESS_SECONDS = 5.0
 
 
 @flow(name="train", persist_result=False)
