@@ -6,10 +6,12 @@ NumPy and pyarrow load when a shard is opened, not with this module.
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel
 
+from data.columns import ReadColumn, read_column
 from data.errors import ShardBroken
 
 if TYPE_CHECKING:
@@ -48,14 +50,27 @@ class OpenShard:
 
     def rows(self, indices: "Sequence[int] | np.ndarray[Any, Any]") -> list[dict[str, Any]]:
         """The fields of the records at these positions, in this order."""
-        import pyarrow as pa
+        import numpy as np
 
-        taken: list[dict[str, Any]] = self.table.take(pa.array(indices, pa.int64())).to_pylist()
-        return taken
+        return self._take(np.asarray(indices, np.int64))
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        for batch in self.table.to_batches(BATCH_RECORDS):
-            yield from batch.to_pylist()
+        import numpy as np
+
+        for start in range(0, self.num_records, BATCH_RECORDS):
+            yield from self._take(np.arange(start, min(start + BATCH_RECORDS, self.num_records)))
+
+    def _take(self, indices: "np.ndarray[Any, Any]") -> list[dict[str, Any]]:
+        names = self.table.column_names
+        columns = [read(indices) for read in self._readers]
+        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+    @cached_property
+    def _readers(self) -> list["ReadColumn"]:
+        return [
+            read_column(field, self.table.column(index))
+            for index, field in enumerate(self.table.schema)
+        ]
 
 
 def open_shard(shard: Shard, content: bytes | memoryview, where: str) -> OpenShard:

@@ -4,30 +4,54 @@ NumPy and pyarrow load when a shard is written, not with this module.
 """
 
 import hashlib
-import json
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, Field, PositiveInt
 
+from data.columns import Unfit, build_column, conform, is_other, unify
 from data.errors import RecordRefused
+from data.holdout import draw_split
 from data.record import Record
 from data.shard import BATCH_RECORDS, Shard, Split
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_RECORD_BYTES = 256
+_VALUE_BYTES = 64
+_PENDING_SHARDS = 4
+"""All groups together wait for at most this many shards' worth of bytes."""
+_TEXT = frozenset({str})
+_SOURCE = "of the workload's records()"
+
 
 class ShardConfig(BaseModel, frozen=True, extra="forbid"):
     """How records become shards."""
 
     records_per_shard: PositiveInt = 4096
-    """Upper bound of the records in one shard; memory grows with it, not with the dataset."""
+    """Upper bound of the records in one shard."""
+    bytes_per_shard: int = Field(default=32 << 20, ge=1 << 10, le=1 << 30)
+    """Upper bound of the bytes in memory of one shard's records, counted as docs/format.md says.
+    Memory grows with it, and not with the dataset or the number of its jurisdictions."""
     holdout: float = Field(default=0.1, ge=0.0, lt=1.0)
     """Share of the records kept for evaluation, chosen by content, so that equal records never
     stand on both sides."""
     compression: Literal["zstd", "none"] = "zstd"
+
+
+@dataclass
+class _Group:
+    """Records of one split and jurisdiction that wait for their shard."""
+
+    rows: list[Mapping[str, Any]] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+    """Place of each record in the input."""
+    num_bytes: int = 0
 
 
 def write_shards(
@@ -35,30 +59,45 @@ def write_shards(
 ) -> tuple[Shard, ...]:
     """Group records by split and jurisdiction into Arrow files in `directory`.
 
-    The same records in the same order and the same config give the same bytes. At most
-    `records_per_shard` records of each split and jurisdiction are in memory at once.
+    The same records in the same order and the same config give the same bytes. A shard is written
+    when it has `records_per_shard` records or no room for another within `bytes_per_shard`; when
+    four times `bytes_per_shard` wait in all, the group with most bytes is written as it is. All
+    shards have the same columns: those of earlier ones are written again where a later one shows
+    another type.
     Raises RecordRefused naming the record by its place in the input, never by its content.
     """
-    pending: dict[tuple[Split, str], list[Mapping[str, Any]]] = {}
-    counts: dict[tuple[Split, str], int] = {}
-    shards: list[Shard] = []
+    writer = _Writer(directory, config.compression)
+    pending: dict[tuple[Split, str], _Group] = {}
+    pending_bytes = 0
 
-    def flush(group: tuple[Split, str]) -> None:
-        rows = pending.pop(group)
-        index = counts.get(group, 0)
-        counts[group] = index + 1
-        shards.append(_write(rows, directory, group, index, config.compression))
+    def flush(key: tuple[Split, str]) -> None:
+        nonlocal pending_bytes
+        group = pending.pop(key)
+        pending_bytes -= group.num_bytes
+        writer.write(key, group)
 
     for number, record in enumerate(records):
         check_record(record, number)
-        group = (_split(record, config.holdout, number), record.jurisdiction)
-        rows = pending.setdefault(group, [])
-        rows.append(record.fields)
-        if len(rows) >= config.records_per_shard:
-            flush(group)
-    for group in sorted(pending):
-        flush(group)
-    return tuple(sorted(shards, key=lambda shard: shard.name))
+        fields = record.fields
+        num_bytes = _measure(fields, number, config.bytes_per_shard)
+        key = (_draw(fields, config.holdout, number), record.jurisdiction)
+        group = pending.get(key)
+        if group and group.num_bytes + num_bytes > config.bytes_per_shard:
+            flush(key)
+            group = None
+        if group is None:
+            group = pending[key] = _Group()
+        group.rows.append(fields)
+        group.numbers.append(number)
+        group.num_bytes += num_bytes
+        pending_bytes += num_bytes
+        if len(group.rows) >= config.records_per_shard:
+            flush(key)
+        elif pending_bytes > _PENDING_SHARDS * config.bytes_per_shard:
+            flush(max(pending, key=lambda key: (pending[key].num_bytes, key)))
+    for key in sorted(pending):
+        flush(key)
+    return writer.finish()
 
 
 def check_record(record: Any, number: int) -> None:
@@ -67,97 +106,198 @@ def check_record(record: Any, number: int) -> None:
     """
     if not isinstance(record, Record):
         raise RecordRefused(
-            f"record {number} of the workload's records() is a {type(record).__name__}; "
+            f"record {number} {_SOURCE} is a {type(record).__name__}; "
             "yield data.record.Record(fields, jurisdiction)"
         )
     if not isinstance(record.jurisdiction, str) or not record.jurisdiction.strip():
         raise RecordRefused(
-            f"record {number} of the workload's records() has no jurisdiction; "
+            f"record {number} {_SOURCE} has no jurisdiction; "
             "every record must say whose law it is under, for example 'EU'"
         )
-    if not record.jurisdiction.replace("-", "").replace("_", "").isalnum():
+    if not _names_files(record.jurisdiction):
         raise RecordRefused(
-            f"record {number} of the workload's records(): a jurisdiction is letters, digits, "
+            f"record {number} {_SOURCE}: a jurisdiction is letters, digits, "
             "'-' and '_' alone, since it names files"
         )
     fields = record.fields
-    if not isinstance(fields, Mapping) or not fields or not all(isinstance(f, str) for f in fields):
+    if not (isinstance(fields, Mapping) and fields and _TEXT.issuperset(map(type, fields))):
         raise RecordRefused(
-            f"record {number} of the workload's records(): its fields are not values by name; "
+            f"record {number} {_SOURCE}: its fields are not values by name; "
             "give a mapping of at least one name (text) to a value"
         )
 
 
-def _split(record: Record, holdout: float, number: int) -> Split:
+@lru_cache(maxsize=4096)
+def _names_files(jurisdiction: str) -> bool:
+    return jurisdiction.replace("-", "").replace("_", "").isalnum()
+
+
+def _draw(fields: Mapping[str, Any], holdout: float, number: int) -> Split:
     try:
-        text = json.dumps(record.fields, sort_keys=True, ensure_ascii=False, default=_plain)
-    except (TypeError, ValueError, RecursionError) as error:
-        what = str(error) if isinstance(error, TypeError) else "a field holds itself"
-        raise RecordRefused(
-            f"record {number} of the workload's records(): {what}; "
-            "fields hold text, bytes, numbers, dates, lists, mappings and numpy arrays"
-        ) from None
-    draw = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:8]
-    return "holdout" if int.from_bytes(draw) < holdout * 2**64 else "train"
+        return draw_split(fields, holdout)
+    except TypeError as error:
+        raise _unfit(number, str(error)) from None
+    except (ValueError, RecursionError):
+        raise _unfit(number, "a field holds itself") from None
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, bytes | bytearray | memoryview):
-        return {"bytes": bytes(value).hex()}
-    if _is_numpy(value):
-        return value.tolist()
-    if hasattr(value, "isoformat"):
-        return value.isoformat()
-    raise TypeError(f"a field holds a {type(value).__name__}")
-
-
-def _is_numpy(value: Any) -> bool:
-    return type(value).__module__ == "numpy"
-
-
-def _write(
-    rows: list[Mapping[str, Any]],
-    directory: Path,
-    group: tuple[Split, str],
-    index: int,
-    compression: str,
-) -> Shard:
-    split, jurisdiction = group
-    name = f"{split}-{jurisdiction}-{index:05d}.arrow"
-    content = _encode(rows, name, compression)
-    (directory / name).write_bytes(content)
-    return Shard(
-        name=name,
-        digest=hashlib.sha256(content).hexdigest(),
-        split=split,
-        jurisdiction=jurisdiction,
-        num_records=len(rows),
-        num_bytes=len(content),
+def _unfit(number: int, what: str) -> RecordRefused:
+    return RecordRefused(
+        f"record {number} {_SOURCE}: {what}; "
+        "fields hold text, bytes, numbers, dates, lists, mappings and numpy arrays"
     )
 
 
-def _encode(rows: list[Mapping[str, Any]], name: str, compression: str) -> memoryview:
+def _measure(fields: Mapping[str, Any], number: int, limit: int) -> int:
+    total = _RECORD_BYTES
+    try:
+        for value in fields.values():
+            kind = type(value)
+            if kind is bytes or (kind is str and value.isascii()):
+                total += _VALUE_BYTES + len(value)
+            else:
+                total += _measure_value(value)
+    except RecursionError:
+        raise _unfit(number, "a field holds itself") from None
+    if total > limit:
+        sizes = {name: _measure_value(value) for name, value in fields.items()}
+        name = max(sizes, key=lambda name: sizes[name])
+        raise RecordRefused(
+            f"record {number} {_SOURCE} is larger than a shard: {total} bytes, of them "
+            f"{sizes[name]} in field '{name}'; cut it up, or raise params.yaml: "
+            f"shard.bytes_per_shard, which is {limit}"
+        )
+    return total
+
+
+def _measure_value(value: Any) -> int:
+    """Bytes of a value, the same on every machine, which sys.getsizeof is not."""
+    if isinstance(value, str):
+        return _VALUE_BYTES + len(value.encode("utf-8", "surrogatepass"))
+    if isinstance(value, bytes | bytearray):
+        return _VALUE_BYTES + len(value)
+    if isinstance(value, list | tuple):
+        return _VALUE_BYTES + sum(map(_measure_value, value))
+    if isinstance(value, Mapping):
+        return _VALUE_BYTES + sum(map(_measure_value, chain(value, value.values())))
+    return _VALUE_BYTES + int(getattr(value, "nbytes", 0))
+
+
+class _Writer:
+    """Writes shards, and sees to it that all have the same columns."""
+
+    def __init__(self, directory: Path, compression: str) -> None:
+        self._directory = directory
+        self._compression = compression
+        self._counts: dict[tuple[Split, str], int] = {}
+        self._columns: dict[str, pa.Field] = {}
+        self._shards: list[tuple[Shard, pa.Schema]] = []
+
+    def write(self, key: tuple[Split, str], group: _Group) -> None:
+        import pyarrow as pa
+
+        split, jurisdiction = key
+        index = self._counts.get(key, 0)
+        self._counts[key] = index + 1
+        name = f"{split}-{jurisdiction}-{index:05d}.arrow"
+        built = {}
+        for column in _list_columns(group.rows):
+            values = [row.get(column) for row in group.rows]
+            try:
+                built[column] = build_column(column, values)
+            except Unfit as unfit:
+                raise _refuse(column, name, group.numbers, unfit) from None
+        for column, (found, _) in built.items():
+            try:
+                self._columns[column] = unify(self._columns.get(column, found), found)
+            except Unfit as unfit:
+                raise RecordRefused(
+                    f"field '{column}' is {unfit.reason}: the last in shard {name} (records "
+                    f"{group.numbers[0]} to {group.numbers[-1]} {_SOURCE}), the first in an "
+                    "earlier one; give the field one type"
+                ) from None
+        schema = pa.schema([found for found, _ in built.values()])
+        table = pa.table([array for _, array in built.values()], schema=schema)
+        self._save(name, key, table)
+
+    def finish(self) -> tuple[Shard, ...]:
+        """Give the columns of all to each, and return the shards by name."""
+        wanted = [self._columns[column] for column in sorted(self._columns)]
+        stale = {schema for _, schema in self._shards if _is_stale(schema, wanted)}
+        written, self._shards = self._shards, []
+        for shard, schema in written:
+            if schema in stale:
+                table = _conform(self._directory / shard.name, wanted)
+                self._save(shard.name, (shard.split, shard.jurisdiction), table)
+            else:
+                self._shards.append((shard, schema))
+        return tuple(sorted((shard for shard, _ in self._shards), key=lambda shard: shard.name))
+
+    def _save(self, name: str, key: tuple[Split, str], table: "pa.Table") -> None:
+        content = _encode(table, self._compression)
+        (self._directory / name).write_bytes(content)
+        split, jurisdiction = key
+        shard = Shard(
+            name=name,
+            digest=hashlib.sha256(content).hexdigest(),
+            split=split,
+            jurisdiction=jurisdiction,
+            num_records=table.num_rows,
+            num_bytes=len(content),
+        )
+        self._shards.append((shard, table.schema))
+
+
+def _list_columns(rows: list[Mapping[str, Any]]) -> list[str]:
+    return sorted(set(chain.from_iterable(set(map(tuple, rows)))))
+
+
+def _refuse(column: str, name: str, numbers: list[int], unfit: Unfit) -> RecordRefused:
+    which = f"records {numbers[0]} to {numbers[-1]}"
+    if unfit.index is not None:
+        which = f"record {numbers[unfit.index]}"
+    return RecordRefused(
+        f"{which} {_SOURCE}: field '{column}' in shard {name}: {unfit.reason}; "
+        "give the field one type that Arrow can hold"
+    )
+
+
+def _is_stale(schema: "pa.Schema", wanted: "list[pa.Field]") -> bool:
+    names = [column.name for column in wanted]
+    return schema.names != names or any(map(is_other, schema, wanted))
+
+
+def _conform(path: Path, wanted: "list[pa.Field]") -> "pa.Table":
+    """A shard's table with these columns."""
     import pyarrow as pa
 
-    columns = sorted({column for row in rows for column in row})
-    table = pa.table({c: _column([row.get(c) for row in rows], c, name) for c in columns})
+    with pa.ipc.open_file(pa.py_buffer(path.read_bytes())) as reader:
+        table = reader.read_all()
+    fields, arrays = [], []
+    for column in wanted:
+        index = table.schema.get_field_index(column.name)
+        if index < 0:
+            found, array = pa.field(column.name, pa.null()), pa.nulls(table.num_rows)
+        else:
+            found, array = table.schema.field(index), table.column(index)
+        try:
+            found, array = conform(found, column, array)
+        except Unfit as unfit:
+            raise RecordRefused(
+                f"field '{column.name}' is {unfit.reason}: the first in shard {path.name}, the "
+                "last in others; give the field one type"
+            ) from None
+        fields.append(found)
+        arrays.append(array)
+    return pa.table(arrays, schema=pa.schema(fields))
+
+
+def _encode(table: "pa.Table", compression: str) -> memoryview:
+    import pyarrow as pa
+
     codec = pa.Codec("zstd", compression_level=1) if compression == "zstd" else None
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(
-        sink, table.schema, options=pa.ipc.IpcWriteOptions(compression=codec)
-    ) as writer:
+    options = pa.ipc.IpcWriteOptions(compression=codec)
+    with pa.ipc.new_file(sink, table.schema, options=options) as writer:
         writer.write_table(table, max_chunksize=BATCH_RECORDS)
     return memoryview(sink.getvalue())
-
-
-def _column(values: list[Any], column: str, name: str) -> "pa.Array":
-    import pyarrow as pa
-
-    try:
-        return pa.array([v.tolist() if _is_numpy(v) else v for v in values])
-    except (pa.ArrowException, OverflowError, TypeError, ValueError):
-        # Arrow's own message would quote the value.
-        raise RecordRefused(
-            f"field '{column}' in shard {name}: its values have no one Arrow type; "
-            "give the field one type in the workload's records()"
-        ) from None

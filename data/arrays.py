@@ -1,0 +1,162 @@
+"""NumPy arrays as an Arrow column, and back: of one dtype, and of one shape or of many."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from data.columns import ReadColumn, Unfit
+
+DTYPE = b"convoy:dtype"
+"""Key of a field's metadata: the dtype of its arrays in NumPy's notation, little-endian."""
+SHAPE = b"convoy:shape"
+"""The same for their one shape, as `28,28`; absent where the shapes differ."""
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Indices = np.ndarray[Any, np.dtype[np.int64]]
+
+_STORED = {"b": "u1", "c": "f", "m": "<i8", "M": "<i8"}
+
+
+def build_arrays(name: str, values: Sequence[Any]) -> tuple[pa.Field, pa.Array] | None:
+    """The column of these arrays, or None for those of text or objects, which are lists instead.
+
+    Raises Unfit.
+    """
+    arrays = [value for value in values if value is not None]
+    dtype = _find_dtype(values)
+    if dtype is None or any(not array.ndim for array in arrays):
+        return None
+    metadata = {DTYPE: dtype.str.encode()}
+    shapes = {array.shape for array in arrays}
+    missing = np.fromiter((value is None for value in values), bool, len(values))
+    mask = pa.array(missing) if missing.any() else None
+    if len(shapes) == 1 and arrays[0].size:
+        (shape,) = shapes
+        metadata[SHAPE] = ",".join(map(str, shape)).encode()
+        column = _build_fixed(np.concatenate(arrays), dtype, missing, mask)
+    else:
+        column = _build_ragged(values, arrays, dtype, mask)
+    return pa.field(name, column.type, metadata=metadata), column
+
+
+def build_missing(wanted: pa.Field, count: int) -> tuple[pa.Field, pa.Array]:
+    """The column of so many missing arrays, of the same dtype as those of `wanted`."""
+    dtype = np.dtype(wanted.metadata[DTYPE].decode())
+    column = _build_ragged([None] * count, [], dtype, pa.array(np.ones(count, bool)))
+    return pa.field(wanted.name, column.type, metadata={DTYPE: dtype.str.encode()}), column
+
+
+def read_arrays(field: pa.Field, column: pa.ChunkedArray) -> ReadColumn:
+    """See data.columns.read_column."""
+    dtype = np.dtype(field.metadata[DTYPE].decode())
+    array = column.combine_chunks()
+    missing = np.flatnonzero(array.is_null()) if array.null_count else None
+    if SHAPE in field.metadata:
+        shape = tuple(map(int, field.metadata[SHAPE].split(b",")))
+        block = _load(array.values, dtype).reshape(-1, *shape)
+        block = block[array.offset : array.offset + len(array)]
+
+        def take_block(indices: Indices | None) -> list[Any]:
+            taken = block.copy() if indices is None else block[indices]
+            return _blank(list(taken), indices, missing)
+
+        return take_block
+    parts, shapes = array, None
+    if pa.types.is_struct(array.type):
+        parts, shape_lists = array.flatten()
+        shapes = [tuple(shape or (0,)) for shape in shape_lists.to_pylist()]
+    scale = _width(dtype)
+    ends = np.asarray(parts.offsets) // scale
+    flat = _load(parts.values, dtype)
+
+    def take(indices: Indices | None) -> list[Any]:
+        chosen = range(len(array)) if indices is None else indices.tolist()
+        taken = [flat[ends[i] : ends[i + 1]].copy() for i in chosen]
+        if shapes is not None:
+            taken = [part.reshape(shapes[i]) for part, i in zip(taken, chosen, strict=True)]
+        return _blank(taken, indices, missing)
+
+    return take
+
+
+def _find_dtype(values: Sequence[Any]) -> np.dtype[Any] | None:
+    first: np.dtype[Any] | None = None
+    for dtype in dict.fromkeys(value.dtype for value in values if value is not None):
+        if dtype.kind in "OUST":
+            return None
+        if dtype.kind == "V" or dtype.itemsize > (16 if dtype.kind == "c" else 8):
+            raise Unfit(f"NumPy arrays of {dtype} have no Arrow type", _index_of(values, dtype))
+        little = dtype.newbyteorder("<")
+        if first is not None and little != first:
+            found = f"a NumPy array of {dtype}, and of {first} before"
+            raise Unfit(found, _index_of(values, dtype))
+        first = little
+    return first
+
+
+def _index_of(values: Sequence[Any], dtype: np.dtype[Any]) -> int:
+    return next(i for i, v in enumerate(values) if v is not None and v.dtype == dtype)
+
+
+def _build_fixed(
+    stacked: Array, dtype: np.dtype[Any], missing: Array, mask: pa.Array | None
+) -> pa.Array:
+    flat = _store(stacked, dtype)
+    size = flat.size // int((~missing).sum())
+    if mask is not None:
+        whole = np.zeros((len(missing), size), flat.dtype)
+        whole[~missing] = flat.reshape(-1, size)
+        flat = whole.reshape(-1)
+    return pa.FixedSizeListArray.from_arrays(_wrap(flat), size, mask=mask)
+
+
+def _build_ragged(
+    values: Sequence[Any], arrays: list[Array], dtype: np.dtype[Any], mask: pa.Array | None
+) -> pa.Array:
+    parts = [array.reshape(-1) for array in arrays]
+    flat = _store(np.concatenate(parts) if parts else np.empty(0), dtype)
+    sizes = [0 if value is None else value.size * _width(dtype) for value in values]
+    one_dimension = all(array.ndim == 1 for array in arrays)
+    lists = pa.ListArray.from_arrays(
+        _offsets(sizes), _wrap(flat), mask=mask if one_dimension else None
+    )
+    if one_dimension:
+        return lists
+    shapes = pa.array([() if v is None else v.shape for v in values], pa.list_(pa.int64()))
+    return pa.StructArray.from_arrays([lists, shapes], ["values", "shape"], mask=mask)
+
+
+def _offsets(sizes: Sequence[int]) -> pa.Array:
+    return pa.array(np.cumsum([0, *sizes]), pa.int32())
+
+
+def _width(dtype: np.dtype[Any]) -> int:
+    """How many stored numbers one element takes: a complex number is two."""
+    return 2 if dtype.kind == "c" else 1
+
+
+def _store(array: Array, dtype: np.dtype[Any]) -> Array:
+    """The elements as numbers that Arrow knows, flat."""
+    flat = np.ascontiguousarray(array, dtype).reshape(-1)
+    stored = _STORED.get(dtype.kind, dtype.str)
+    return flat.view(f"<f{dtype.itemsize // 2}" if stored == "f" else stored)
+
+
+def _wrap(flat: Array) -> pa.Array:
+    kind = pa.from_numpy_dtype(flat.dtype)
+    return pa.Array.from_buffers(kind, flat.size, [None, pa.py_buffer(flat)])
+
+
+def _load(values: pa.Array, dtype: np.dtype[Any]) -> Array:
+    numbers: Array = values.to_numpy(zero_copy_only=True)
+    return numbers.view(dtype)
+
+
+def _blank(taken: list[Any], indices: Indices | None, missing: Array | None) -> list[Any]:
+    if missing is not None:
+        places = np.isin(indices, missing) if indices is not None else missing
+        for place in np.flatnonzero(places) if indices is not None else places:
+            taken[place] = None
+    return taken
