@@ -54,6 +54,8 @@ def build_parser() -> argparse.ArgumentParser:
     report = commands.add_parser("report", help="write one offline HTML page for the last run")
     report.add_argument("--output", type=Path, metavar="FILE", help="artifacts/report/index.html")
 
+    _add_keys(commands)
+
     init = commands.add_parser("init", help="write a working start from a data file")
     init.add_argument("name", metavar="NAME", help="the new folder, dataset and module")
     init.add_argument(
@@ -74,6 +76,29 @@ def build_parser() -> argparse.ArgumentParser:
     )
     init.add_argument("--train-in", metavar="J", help="the jurisdiction where training reads")
     return parser
+
+
+def _add_keys(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    keys = commands.add_parser("keys", help="rotate, shred and list the keys of the regions")
+    verbs = keys.add_subparsers(dest="verb", required=True, metavar="VERB")
+
+    rotate = verbs.add_parser(
+        "rotate", help="wrap every data key by its region's present wrapping key; shards stay"
+    )
+    rotate.add_argument("regions", nargs="*", metavar="REGION", help="all regions when none")
+    rotate.add_argument("--json", action="store_true", help="print what was done as JSON")
+
+    shred = verbs.add_parser("shred", help="make a dataset unreadable in a region, for good")
+    shred.add_argument("dataset", metavar="DATASET")
+    shred.add_argument("region", metavar="REGION")
+    shred.add_argument(
+        "--version", metavar="V", help="one version, by its first digits; all when not given"
+    )
+    shred.add_argument("--yes", action="store_true", help="do not ask: for machines")
+    shred.add_argument("--json", action="store_true", help="print what was done as JSON")
+
+    listed = verbs.add_parser("list", help="which dataset versions have a key, and where")
+    listed.add_argument("--json", action="store_true", help="print it as JSON")
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -20,12 +20,13 @@ from obstore.exceptions import (
     AlreadyExistsError,
     BaseError,
     PermissionDeniedError,
+    PreconditionError,
     UnauthenticatedError,
 )
 from obstore.store import MemoryStore, S3Store
 
-from storage.errors import ObjectExists, ObjectMissing, StoreUnavailable
-from storage.locations import MemoryLocation, S3Location
+from storage.errors import ObjectChanged, ObjectExists, ObjectMissing, StoreUnavailable
+from storage.locations import MemoryLocation, S3Location, parse_store
 from storage.region import Region
 from storage.store import (
     Bytes,
@@ -134,6 +135,36 @@ class Bucket:
         except BaseError as error:
             raise self._refusal(f"cannot look up {name}", error) from None
         return True
+
+    def replace(self, name: str, old: bytes, new: bytes) -> None:
+        checked_name(name)
+        changed = ObjectChanged(
+            f"regions.{self._region.name}.store ({self._region.store}): {name} was changed or "
+            "removed meanwhile: run the command again"
+        )
+        try:
+            found = obstore.get(self._backend, name)
+            if bytes(found.bytes()) != old:
+                raise changed
+            # S3 compares the ETag (If-Match) and writes in one step.
+            obstore.put(self._backend, name, new, mode={"e_tag": found.meta["e_tag"]})
+        except (FileNotFoundError, PreconditionError):
+            raise changed from None
+        except BaseError as error:
+            raise self._refusal(f"cannot replace {name}", error) from None
+
+    def delete(self, name: str) -> None:
+        checked_name(name)
+        if isinstance(location := parse_store(self._region.store), S3Location):
+            from storage.erasing import erase_versions
+
+            return erase_versions(self._region, location, name)
+        try:
+            obstore.delete(self._backend, name)
+        except FileNotFoundError:
+            pass
+        except BaseError as error:
+            raise self._refusal(f"cannot remove {name}", error) from None
 
     def _get_range(self, name: str, start: int, end: int | None) -> bytes:
         if start == end:

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from storage.errors import ObjectExists, ObjectMissing, StoreUnavailable
+from storage.errors import ObjectChanged, ObjectExists, ObjectMissing, StoreUnavailable
 from storage.region import Region
 from storage.store import (
     Bytes,
@@ -94,6 +94,29 @@ class Directory:
         except OSError as error:
             raise self._refusal(f"cannot look up {name}", error) from error
 
+    def replace(self, name: str, old: bytes, new: bytes) -> None:
+        path = self._root / checked_name(name)
+        try:
+            with _locked(path.parent):
+                if not path.is_file() or path.read_bytes() != old:
+                    raise ObjectChanged(
+                        f"regions.{self._region.name}.store ({self._region.store}): {name} was "
+                        "changed or removed meanwhile: run the command again"
+                    )
+                self.put(name, new)
+        except OSError as error:
+            raise self._refusal(f"cannot replace {name}", error) from error
+
+    def delete(self, name: str) -> None:
+        path = self._root / checked_name(name)
+        try:
+            if path.parent.is_dir():
+                with _locked(path.parent):
+                    path.unlink(missing_ok=True)
+                    _sync_directory(path.parent)
+        except OSError as error:
+            raise self._refusal(f"cannot remove {name}", error) from error
+
     def _link_new(self, written: Path, path: Path, name: str) -> None:
         try:
             path.hardlink_to(written)
@@ -174,6 +197,17 @@ def _sync_directory(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Hold a directory against others that replace or delete in it."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
     finally:
         os.close(descriptor)
 

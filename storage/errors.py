@@ -5,6 +5,8 @@ ConvoyError                 anything a user can mend; the message says what, whe
     ├── StoreUnavailable    a store that cannot be reached, refuses or cannot be written
     ├── ObjectMissing       the store answers, and has no object of that name
     ├── ObjectExists        a put that must not replace anything found an object
+    ├── ObjectChanged       a replacement found another object than it was made for
+    ├── KeyShredded         the data key of a dataset version was destroyed on purpose
     ├── KeyringError        a wrapping key that cannot be reached, is missing or refuses a context
     └── SealBroken          bytes that do not authenticate: changed, cut, swapped or misplaced
 
@@ -40,6 +42,14 @@ class ObjectMissing(StorageError):
 
 class ObjectExists(StorageError):
     """A put that must not replace anything found an object of that name."""
+
+
+class ObjectChanged(StorageError):
+    """A replacement found another object, or none, in place of the one it was made for."""
+
+
+class KeyShredded(StorageError):
+    """The data key of a dataset version in a region was destroyed by `convoy keys shred`."""
 
 
 class KeyringError(StorageError):

@@ -9,7 +9,7 @@ import contextlib
 import os
 import secrets
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -44,7 +44,14 @@ class Keyring(Protocol):
         """Return the 32 bytes of a data key that was generated under this context."""
 
 
-def open_keyring(region: Region) -> Keyring:
+class RotatingKeyring(Keyring, Protocol):
+    """A keyring that knows the wrapping key before the present one. For `storage.rotation`."""
+
+    def rewrap(self, wrapped: bytes, context: EncryptionContext) -> bytes:
+        """Return the same data key, wrapped by the present wrapping key under the same context."""
+
+
+def open_keyring(region: Region) -> RotatingKeyring:
     """Open the wrapping key of a region. Nothing is created or reached yet.
 
     Raises KeyringError if the environment lacks what a key service needs.
@@ -92,6 +99,9 @@ class FileKeyring:
     The file holds 32 random bytes and is made by the first `generate`. A data key is wrapped by
     AES-256-GCM with a random nonce, the canonical JSON of the context as associated data:
     nonce (12 bytes), ciphertext (32), tag (16).
+
+    `renew` puts a new key in the file and keeps the one before in FILE.retiring, which unwraps
+    until `retire` removes it. Killed at any moment, either can be called again.
     """
 
     def __init__(self, region: Region, path: Path) -> None:
@@ -99,62 +109,92 @@ class FileKeyring:
         self._path = path
 
     def generate(self, context: EncryptionContext) -> DataKey:
-        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
-        try:
+        with self._explained("cannot be created"):
             _ensure_key_file(self._path)
-        except OSError as error:
-            raise self._error(
-                f"cannot be created ({error.strerror})",
-                f"make {self._path.parent} a directory that this user can write",
-            ) from error
-        plaintext, nonce = secrets.token_bytes(DATA_KEY_BYTES), secrets.token_bytes(_NONCE_BYTES)
-        sealed = AESGCM(self._wrapping_key()).encrypt(nonce, plaintext, canonical_json(context))
-        return DataKey(plaintext, nonce + sealed)
+        plaintext = secrets.token_bytes(DATA_KEY_BYTES)
+        return DataKey(plaintext, self._wrap(plaintext, context))
 
     def unwrap(self, wrapped: bytes, context: EncryptionContext) -> bytes:
-        from cryptography.exceptions import InvalidTag
-        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+        keys = [self._read_key(self._path)]
+        if self._retiring.exists():
+            keys.append(self._read_key(self._retiring))
+        for key in keys:
+            data_key = _open(key, wrapped, context)
+            if data_key is not None:
+                return data_key
+        raise self._error(
+            f"does not unwrap this data key under the context {dict(context)}",
+            f"restore the {self._path} that wrapped it; a data key opens only for the dataset, "
+            "version, region and jurisdiction it was made for",
+        )
 
-        wrapping_key = AESGCM(self._wrapping_key())
-        nonce, sealed = wrapped[:_NONCE_BYTES], wrapped[_NONCE_BYTES:]
-        try:
-            if len(wrapped) != _WRAPPED_BYTES:
-                raise InvalidTag
-            return wrapping_key.decrypt(nonce, sealed, canonical_json(context))
-        except InvalidTag:
-            raise self._error(
-                f"does not unwrap this data key under the context {dict(context)}",
-                f"restore the {self._path} that wrapped it; a data key opens only for the dataset, "
-                "version, region and jurisdiction it was made for",
-            ) from None
+    def rewrap(self, wrapped: bytes, context: EncryptionContext) -> bytes:
+        return self._wrap(self.unwrap(wrapped, context), context)
+
+    def renew(self) -> None:
+        """Put a fresh wrapping key in the file; the one before still unwraps. Raises KeyringError.
+
+        If a renewal was not followed by `retire`, it is that one which goes on.
+        """
+        present = self._read_key(self._path)
+        with self._explained("cannot be renewed"):
+            if not self._retiring.exists():
+                self._retiring.hardlink_to(self._path)
+                _sync_directory(self._path.parent)
+            if self._read_key(self._retiring) == present:
+                _write_key_file(self._path, Path.replace)
+
+    def retire(self) -> None:
+        """Remove the key before, when nothing is wrapped by it any more. Raises KeyringError."""
+        with self._explained("cannot be retired"):
+            self._retiring.unlink(missing_ok=True)
+            _sync_directory(self._path.parent)
 
     def require_key(self) -> None:
         """Raise KeyringError unless the key file is there and in order."""
-        self._wrapping_key()
+        self._read_key(self._path)
 
-    def _wrapping_key(self) -> bytes:
+    @property
+    def _retiring(self) -> Path:
+        return self._path.with_name(f"{self._path.name}.retiring")
+
+    def _wrap(self, plaintext: bytes, context: EncryptionContext) -> bytes:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        nonce = secrets.token_bytes(_NONCE_BYTES)
+        wrapping_key = AESGCM(self._read_key(self._path))
+        return nonce + wrapping_key.encrypt(nonce, plaintext, canonical_json(context))
+
+    def _read_key(self, path: Path) -> bytes:
         try:
-            with self._path.open("rb") as file:
+            with path.open("rb") as file:
                 mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
                 key = file.read(DATA_KEY_BYTES + 1)
         except FileNotFoundError:
             raise self._error(
                 "is missing",
-                f"restore {self._path} from your backup; without it what it wrapped stays sealed "
+                f"restore {path} from your backup; without it what it wrapped stays sealed "
                 "(to begin anew with another key, give the region another store as well)",
             ) from None
         except OSError as error:
             raise self._error(
-                f"cannot be read ({error.strerror})", f"give this user {self._path}"
+                f"cannot be read ({error.strerror})", f"give this user {path}"
             ) from error
         if mode & 0o077:
-            raise self._error(
-                f"has mode {mode:04o}, open to other users", f"run chmod 600 {self._path}"
-            )
+            raise self._error(f"has mode {mode:04o}, open to other users", f"run chmod 600 {path}")
         if len(key) != DATA_KEY_BYTES:
-            raise self._error("does not hold 32 bytes", f"restore {self._path} from your backup")
+            raise self._error("does not hold 32 bytes", f"restore {path} from your backup")
         return key
+
+    @contextlib.contextmanager
+    def _explained(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise self._error(
+                f"{what} ({error.strerror})",
+                f"make {self._path.parent} a directory that this user can write",
+            ) from error
 
     def _error(self, what: str, remedy: str) -> KeyringError:
         return keyring_error(self._region, what, remedy)
@@ -172,17 +212,40 @@ def _ensure_key_file(path: Path) -> None:
     if path.exists():
         return
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        _write_key_file(path, lambda unfinished, target: target.hardlink_to(unfinished))
+
+
+def _write_key_file(path: Path, place: Callable[[Path, Path], object]) -> None:
+    """Write a fresh key, whole, and let `place` give it its name."""
     unfinished = path.with_name(f"{path.name}~{secrets.token_hex(8)}")
     descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         os.write(descriptor, secrets.token_bytes(DATA_KEY_BYTES))
         os.fsync(descriptor)
-        with contextlib.suppress(FileExistsError):
-            path.hardlink_to(unfinished)
+        place(unfinished, path)
     finally:
         os.close(descriptor)
-        unfinished.unlink()
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        unfinished.unlink(missing_ok=True)
+    _sync_directory(path.parent)
+
+
+def _open(key: bytes, wrapped: bytes, context: EncryptionContext) -> bytes | None:
+    """The data key, or None if it was not wrapped by this key under this context."""
+    from cryptography.exceptions import InvalidTag
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    nonce, sealed = wrapped[:_NONCE_BYTES], wrapped[_NONCE_BYTES:]
+    if len(wrapped) != _WRAPPED_BYTES:
+        return None
+    try:
+        return AESGCM(key).decrypt(nonce, sealed, canonical_json(context))
+    except InvalidTag:
+        return None
+
+
+def _sync_directory(path: Path) -> None:
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(directory)
     finally:

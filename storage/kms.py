@@ -1,8 +1,8 @@
 """The AWS KMS keyring: a data key is made and unwrapped by a single-Region KMS key.
 
 Credentials come from where AWS tools look for them. The principal needs kms:GenerateDataKey and
-kms:Decrypt on that key. A multi-Region key is refused: its material may be replicated to where
-the data may not go.
+kms:Decrypt on that key, and to rotate kms:ReEncryptTo on it and kms:ReEncryptFrom on the one
+before. A multi-Region key is refused: its material may be replicated to where the data may not go.
 """
 
 from typing import Any
@@ -25,9 +25,12 @@ _CONFIG = Config(
 )
 
 _REMEDIES = {
-    "AccessDeniedException": "allow kms:GenerateDataKey and kms:Decrypt on it to this principal",
+    "AccessDeniedException": "allow kms:GenerateDataKey and kms:Decrypt on it to this principal "
+    "(to rotate also kms:ReEncryptTo, and kms:ReEncryptFrom on the key before)",
     "DisabledException": "enable the key",
     "ExpiredTokenException": "renew the AWS credentials",
+    "IncorrectKeyException": "if regions.*.wrapping_key was changed to another key, run "
+    "`convoy keys rotate`, which wraps what the one before had wrapped",
     "InvalidCiphertextException": "a data key opens only for the dataset, version, region and "
     "jurisdiction it was made for",
     "KMSInvalidStateException": "enable the key, or cancel its deletion",
@@ -59,13 +62,7 @@ class KmsKeyring:
             NumberOfBytes=DATA_KEY_BYTES,
             EncryptionContext=dict(context),
         )
-        # An alias may stand for a multi-Region key; the answer names the key itself.
-        if ":key/mrk-" in answer["KeyId"]:
-            raise keyring_error(
-                self._region,
-                "is a multi-Region key, which can be replicated out of its jurisdiction",
-                "use a single-Region KMS key",
-            )
+        self._refuse_multi_region(answer["KeyId"])
         return DataKey(answer["Plaintext"], answer["CiphertextBlob"])
 
     def unwrap(self, wrapped: bytes, context: EncryptionContext) -> bytes:
@@ -77,6 +74,29 @@ class KmsKeyring:
         )
         data_key: bytes = answer["Plaintext"]
         return data_key
+
+    def rewrap(self, wrapped: bytes, context: EncryptionContext) -> bytes:
+        # KMS finds in the ciphertext by which key it was wrapped, this one or one before; the data
+        # key does not leave the service.
+        answer = self._call(
+            "re_encrypt",
+            CiphertextBlob=wrapped,
+            SourceEncryptionContext=dict(context),
+            DestinationKeyId=self._key_arn,
+            DestinationEncryptionContext=dict(context),
+        )
+        self._refuse_multi_region(answer["KeyId"])
+        rewrapped: bytes = answer["CiphertextBlob"]
+        return rewrapped
+
+    def _refuse_multi_region(self, key_id: str) -> None:
+        # An alias may stand for a multi-Region key; the answer names the key itself.
+        if ":key/mrk-" in key_id:
+            raise keyring_error(
+                self._region,
+                "is a multi-Region key, which can be replicated out of its jurisdiction",
+                "use a single-Region KMS key",
+            )
 
     def _call(self, verb: str, **request: Any) -> dict[str, Any]:
         try:

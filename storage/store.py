@@ -53,7 +53,23 @@ class ObjectStore(Protocol):
         """Say whether there is an object of that name."""
 
 
-def open_store(region: Region) -> ObjectStore:
+class KeyStore(ObjectStore, Protocol):
+    """An object store whose envelopes can be wrapped anew and shredded. For `storage.rotation`."""
+
+    def replace(self, name: str, old: bytes, new: bytes) -> None:
+        """Put `new` in the place of `old`, whole or not at all.
+
+        Raises ObjectChanged, and changes nothing, when the object is not `old` (any more).
+        """
+
+    def delete(self, name: str) -> None:
+        """Remove the object with every version of it that the store keeps, if there is one.
+
+        Raises StoreUnavailable, and removes nothing, where a lock on the object forbids it.
+        """
+
+
+def open_store(region: Region) -> KeyStore:
     """Open the store of a region. Nothing is written or reached yet."""
     location = parse_store(region.store)
     if isinstance(location, FileLocation):

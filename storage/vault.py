@@ -1,9 +1,9 @@
 """The OpenBao and Vault keyring: a data key is made and unwrapped by a derived transit key.
 
 The token comes from VAULT_TOKEN or BAO_TOKEN and needs `update` on MOUNT/datakey/plaintext/KEY and
-MOUNT/decrypt/KEY. A private certificate authority is named by VAULT_CACERT, BAO_CACERT or
-SSL_CERT_FILE. The key must be made with derived=true, or it ignores the context: `check_keyring`
-finds out.
+MOUNT/decrypt/KEY, and to rotate on MOUNT/rewrap/KEY. A private certificate authority is named by
+VAULT_CACERT, BAO_CACERT or SSL_CERT_FILE. The key must be made with derived=true, or it ignores
+the context: `check_keyring` finds out.
 """
 
 import base64
@@ -61,18 +61,31 @@ class VaultKeyring:
         return DataKey(base64.b64decode(answer["plaintext"]), answer["ciphertext"].encode())
 
     def unwrap(self, wrapped: bytes, context: EncryptionContext) -> bytes:
-        try:
-            ciphertext = wrapped.decode("ascii")
-        except UnicodeDecodeError:
-            raise self._error("did not wrap this data key", "restore the key envelope") from None
         answer = self._call(
             self._client.secrets.transit.decrypt_data,
             name=self._location.key,
-            ciphertext=ciphertext,
+            ciphertext=self._ciphertext(wrapped),
             context=_encoded(context),
             mount_point=self._location.mount,
         )
         return base64.b64decode(answer["plaintext"])
+
+    def rewrap(self, wrapped: bytes, context: EncryptionContext) -> bytes:
+        # The data key does not leave the service.
+        answer = self._call(
+            self._client.secrets.transit.rewrap_data,
+            name=self._location.key,
+            ciphertext=self._ciphertext(wrapped),
+            context=_encoded(context),
+            mount_point=self._location.mount,
+        )
+        return answer["ciphertext"].encode()
+
+    def _ciphertext(self, wrapped: bytes) -> str:
+        try:
+            return wrapped.decode("ascii")
+        except UnicodeDecodeError:
+            raise self._error("did not wrap this data key", "restore the key envelope") from None
 
     def _call(self, verb: Callable[..., Any], **request: str) -> dict[str, str]:
         try:

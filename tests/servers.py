@@ -314,6 +314,7 @@ def _data_key_token(client: Any) -> str:
     policy = """
     path "transit/+/datakey/plaintext/+" { capabilities = ["update"] }
     path "transit/+/decrypt/+" { capabilities = ["update"] }
+    path "transit/+/rewrap/+" { capabilities = ["update"] }
     """
     client.sys.create_or_update_acl_policy("convoy", policy)
     token: str = client.auth.token.create(policies=["convoy"])["auth"]["client_token"]
