@@ -148,7 +148,7 @@ class TestFileKey:
             assert {name for name in left if "~" not in name} == {"eu.key"}
             if not killed:
                 break
-        assert num_killed > 6
+        assert num_killed >= 5
 
 
 def rotate_and_die(region: Region, log: AccessLog, moment: int) -> bool:
