@@ -58,7 +58,8 @@ def erase_versions(region: Region, location: S3Location, name: str) -> None:
 
     All locks are looked at before the first version goes.
     """
-    client = boto3.client(
+    # A session of its own: boto3's default one keeps the first credentials that it ever saw.
+    client = boto3.session.Session().client(
         "s3", region_name=location.region, endpoint_url=location.endpoint, config=_CONFIG
     )
     bucket = _Bucket(region, location.bucket, client)
