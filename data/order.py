@@ -1,19 +1,48 @@
 """The global order of samples: a pure function of (manifest, seed, epoch)."""
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
+_Words = np.ndarray[Any, np.dtype[np.uint64]]
+
+_ROUNDS = 6
 
 
 class SampleSlice(NamedTuple):
-    """Consecutive samples of the order: for each its shard and its row in that shard."""
+    """Samples of the order: for each its shard and its row in that shard."""
 
     shards: Indices
     rows: Indices
+
+
+@dataclass(frozen=True)
+class Window:
+    """Consecutive shards of one epoch's order, whose samples are shuffled among each other."""
+
+    epoch: int
+    number: int
+    """Counted from the epoch's first window."""
+    start: int
+    """Global position of its first sample."""
+    shards: Indices
+    ends: Indices
+    """Samples of the window up to the end of each of its shards."""
+    keys: _Words
+
+    @property
+    def num_samples(self) -> int:
+        return int(self.ends[-1])
+
+    @property
+    def stop(self) -> int:
+        """Global position after its last sample."""
+        return self.start + self.num_samples
 
 
 class SampleOrder:
@@ -24,8 +53,9 @@ class SampleOrder:
     global batch k is positions [k * batch, (k + 1) * batch), a rank takes its part of them, and
     the cursor of a run is one integer. A batch may span two epochs; nothing is dropped.
 
-    Permutations sort the raw output of Philox, whose stream NumPy keeps stable across releases
-    (NEP 19), where `Generator.permutation` may change.
+    A sample is found from its position alone, by a permutation that is computed and not stored. So
+    a position costs the same wherever it stands and however large shards and dataset are. What is
+    held is proportional to the number of shards.
     """
 
     def __init__(self, shard_sizes: Sequence[int], *, seed: int, window: int) -> None:
@@ -36,42 +66,88 @@ class SampleOrder:
         self.num_samples = int(self._sizes.sum())
         assert self.num_samples > 0
         self._epoch_shards = lru_cache(maxsize=2)(self._permute_shards)
-        self._window_order = lru_cache(maxsize=4)(self._shuffle_window)
+        self._recent_window = lru_cache(maxsize=4)(self._find_window)
 
     def slice(self, start: int, stop: int) -> SampleSlice:
         """The samples at global positions [start, stop)."""
-        shards: list[Indices] = []
-        rows: list[Indices] = []
-        while start < stop:
-            epoch, position = divmod(start, self.num_samples)
-            _, ends = self._epoch_shards(epoch)
-            window = int(np.searchsorted(ends, position, side="right"))
-            window_start = int(ends[window - 1]) if window else 0
-            order = self._window_order(epoch, window)
-            begin = position - window_start
-            taken = min(stop - start, len(order.rows) - begin)
-            shards.append(order.shards[begin : begin + taken])
-            rows.append(order.rows[begin : begin + taken])
-            start += taken
-        return SampleSlice(np.concatenate(shards), np.concatenate(rows))
+        return self.samples(np.arange(start, stop))
+
+    def samples(self, positions: Indices) -> SampleSlice:
+        """The samples at these global positions, which must ascend."""
+        shards, rows = np.empty_like(positions), np.empty_like(positions)
+        done = 0
+        while done < len(positions):
+            window = self.window_at(int(positions[done]))
+            end = done + int(np.searchsorted(positions[done:], window.stop))
+            offsets = positions[done:end] - window.start
+            shuffled = permute(offsets, window.num_samples, window.keys)
+            member = np.searchsorted(window.ends, shuffled, side="right")
+            shards[done:end] = window.shards[member]
+            sizes = self._sizes[window.shards[member]]
+            rows[done:end] = shuffled - (window.ends[member] - sizes)
+            done = end
+        return SampleSlice(shards, rows)
+
+    def window_at(self, position: int) -> Window:
+        """The window that holds a global position."""
+        epoch, offset = divmod(position, self.num_samples)
+        _, ends = self._epoch_shards(epoch)
+        return self._recent_window(epoch, int(np.searchsorted(ends, offset, side="right")))
 
     def _permute_shards(self, epoch: int) -> tuple[Indices, Indices]:
         """The epoch's shards in order, and the position at which each window of them ends."""
-        permuted = _permutation(len(self._sizes), self._seed, epoch, 0)
+        count = len(self._sizes)
+        permuted = permute(np.arange(count), count, _keys(self._seed, epoch, 0))
         ends = np.cumsum(self._sizes[permuted])
-        last_of_window = np.arange(self._window - 1, len(permuted) + self._window - 1, self._window)
-        return permuted, ends[np.minimum(last_of_window, len(permuted) - 1)]
+        last_of_window = np.arange(self._window - 1, count + self._window - 1, self._window)
+        return permuted, ends[np.minimum(last_of_window, count - 1)]
 
-    def _shuffle_window(self, epoch: int, window: int) -> SampleSlice:
-        permuted, _ = self._epoch_shards(epoch)
-        members = permuted[window * self._window : (window + 1) * self._window]
-        shards = np.repeat(members, self._sizes[members])
-        rows = np.concatenate([np.arange(self._sizes[shard]) for shard in members])
-        shuffled = _permutation(len(rows), self._seed, epoch, 1 + window)
-        return SampleSlice(shards[shuffled], rows[shuffled])
+    def _find_window(self, epoch: int, number: int) -> Window:
+        permuted, ends = self._epoch_shards(epoch)
+        shards = permuted[number * self._window : (number + 1) * self._window]
+        return Window(
+            epoch=epoch,
+            number=number,
+            start=epoch * self.num_samples + (int(ends[number - 1]) if number else 0),
+            shards=shards,
+            ends=np.cumsum(self._sizes[shards]),
+            keys=_keys(self._seed, epoch, 1 + number),
+        )
 
 
-def _permutation(length: int, seed: int, epoch: int, stream: int) -> Indices:
-    key = np.random.SeedSequence((seed, epoch, stream)).generate_state(2, np.uint64)
-    draws = np.random.Philox(key=key).random_raw(length)
-    return np.argsort(draws, kind="stable").astype(np.int64)
+def permute(values: Indices, size: int, keys: _Words) -> Indices:
+    """Where the permutation of range(size) that the keys choose sends these values.
+
+    A generalised Feistel network over the smallest rectangle that holds `size`, walked until it
+    ends inside (Black and Rogaway, Ciphers with Arbitrary Finite Domains, 2002). It shuffles; it
+    hides nothing.
+    """
+    width = math.isqrt(size - 1) + 1
+    height = -(-size // width)
+    # Unsigned all through: NumPy divides such numbers much faster.
+    across, down = np.divmod(values.astype(np.uint64), np.uint64(height))
+    for key_across, key_down in keys.reshape(-1, 2):
+        across = (across + _scramble(down, key_across)) % np.uint64(width)
+        down = (down + _scramble(across, key_down)) % np.uint64(height)
+    permuted: Indices = (across * np.uint64(height) + down).astype(np.int64)
+    outside = permuted >= size
+    if outside.any():
+        permuted[outside] = permute(permuted[outside], size, keys)
+    return permuted
+
+
+def _scramble(values: _Words, key: np.uint64) -> _Words:
+    """32 bits of SplitMix64's output function (Steele, Lea, Flood, 2014)."""
+    mixed = values + key
+    mixed ^= mixed >> np.uint64(30)
+    mixed *= np.uint64(0xBF58476D1CE4E5B9)
+    mixed ^= mixed >> np.uint64(27)
+    mixed *= np.uint64(0x94D049BB133111EB)
+    mixed >>= np.uint64(32)
+    return mixed
+
+
+def _keys(seed: int, epoch: int, stream: int) -> _Words:
+    # NumPy keeps SeedSequence stable across releases (NEP 19).
+    keys: _Words = np.random.SeedSequence((seed, epoch, stream)).generate_state(_ROUNDS, np.uint64)
+    return keys

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel
-
 from data.columns import ReadColumn, read_column
 from data.errors import ShardBroken
 
@@ -24,7 +22,8 @@ BATCH_RECORDS = 1024
 """Upper bound of the records in one record batch of a shard's file."""
 
 
-class Shard(BaseModel, frozen=True, extra="forbid"):
+@dataclass(frozen=True, slots=True)
+class Shard:
     """What the manifest knows of a shard: all but its content."""
 
     name: str
