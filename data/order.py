@@ -127,8 +127,8 @@ def permute(values: Indices, size: int, keys: _Words) -> Indices:
     # Unsigned all through: NumPy divides such numbers much faster.
     across, down = np.divmod(values.astype(np.uint64), np.uint64(height))
     for key_across, key_down in keys.reshape(-1, 2):
-        across = (across + _scramble(down, key_across)) % np.uint64(width)
-        down = (down + _scramble(across, key_down)) % np.uint64(height)
+        across = np.remainder(across + _scramble(down, key_across), np.uint64(width))
+        down = np.remainder(down + _scramble(across, key_down), np.uint64(height))
     permuted: Indices = (across * np.uint64(height) + down).astype(np.int64)
     outside = permuted >= size
     if outside.any():

@@ -2,26 +2,36 @@
 
 import queue
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from data.order import SampleOrder
 from data.sealed_shards import SealedShards
-from data.shard import OpenShard, Shard
+from data.shard import Shard
+from data.stream import SampleStream
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     Batch = tuple[Tensor, Tensor]
+    Batches = Generator[Batch, None, None]
 
 Collate = Callable[[Sequence[dict[str, Any]]], "Batch"]
 
+# Records are taken out of the shards for many batches at once: for few it would cost more to go
+# through the shards of a window than to take the records.
+_BLOCK_SAMPLES = 4096
+_BLOCK_BYTES = 32 << 20
+
 
 class Loader:
-    """Streams a rank's batches. Its state is the cursor: the first global position not yet used."""
+    """Streams a rank's batches. Its state is the cursor: the first global position not yet used.
+
+    Where a global batch does not divide by the replicas, some ranks' parts are one sample larger.
+    """
 
     def __init__(
         self,
@@ -35,34 +45,37 @@ class Loader:
         seed: int,
         window: int,
     ) -> None:
-        assert global_batch % num_replicas == 0
+        assert num_replicas <= global_batch
         self.order = SampleOrder([s.num_records for s in shards], seed=seed, window=window)
+        self._open = lambda index: sealed.open(shards[index])
         self._collate = collate
         self._global_batch = global_batch
-        self._size = global_batch // num_replicas
-        self._offset = replica * self._size
-        # An epoch's last window and the next one's first are both in use at the seam.
-        self._open = lru_cache(maxsize=2 * window)(lambda index: sealed.open(shards[index]))
+        self._offset = global_batch * replica // num_replicas
+        self._size = global_batch * (replica + 1) // num_replicas - self._offset
+        record_bytes = max(1, sum(s.num_bytes for s in shards) // self.order.num_samples)
+        block = min(_BLOCK_SAMPLES, _BLOCK_BYTES // record_bytes)
+        self._batches_at_once = max(1, block // self._size)
 
-    def batches(self, cursor: int) -> Iterator["Batch"]:
-        """Endless batches of this rank, the first one from global position `cursor`."""
-        while True:
-            start = cursor + self._offset
-            shards, rows = self.order.slice(start, start + self._size)
-            records: list[dict[str, Any]] = [{}] * self._size
-            for index in np.unique(shards):
-                members = np.flatnonzero(shards == index)
-                opened: OpenShard = self._open(int(index))
-                for position, record in zip(members, opened.rows(rows[members]), strict=True):
-                    records[position] = record
-            yield self._collate(records)
-            cursor += self._global_batch
+    def batches(self, cursor: int) -> "Batches":
+        """Endless batches of this rank, the first one from global position `cursor`.
+
+        Close it: threads end with it.
+        """
+        size = self._size
+        starts = self._offset + self._global_batch * np.arange(self._batches_at_once)
+        positions = (starts[:, None] + np.arange(size)).reshape(-1)
+        with closing(SampleStream(self.order, self._open)) as stream:
+            while True:
+                records = stream.records(cursor + positions)
+                for first in range(0, len(records), size):
+                    yield self._collate(records[first : first + size])
+                cursor += self._global_batch * self._batches_at_once
 
 
-def prefetch(batches: Iterator["Batch"], depth: int = 4) -> Generator["Batch", None, None]:
+def prefetch(batches: "Batches", depth: int = 4) -> "Batches":
     """The same batches, prepared by a thread up to `depth` ahead. Its errors are raised here.
 
-    Close it: the thread ends with it.
+    Close it: the thread ends with it, and `batches` is closed.
     """
     ready: queue.Queue[Batch | BaseException] = queue.Queue(depth)
     stopped = threading.Event()
@@ -77,10 +90,11 @@ def prefetch(batches: Iterator["Batch"], depth: int = 4) -> Generator["Batch", N
 
     def fill() -> None:
         try:
-            for batch in batches:
-                offer(batch)
-                if stopped.is_set():
-                    return
+            with closing(batches):
+                for batch in batches:
+                    offer(batch)
+                    if stopped.is_set():
+                        return
         except BaseException as error:  # handed to the consumer, who raises it
             offer(error)
 

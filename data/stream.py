@@ -1,0 +1,68 @@
+"""Records in the global order, from shards that threads open ahead of their use."""
+
+import math
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from data.order import Indices, SampleOrder
+from data.shard import OpenShard
+
+_THREADS = 4
+"""Shards that are fetched and opened at once."""
+
+
+class SampleStream:
+    """Gives the records at ascending positions of the order; close it when done.
+
+    The shards of the present window are open. Those of the next one are opened while this one is
+    used up, in step with it, so that a store's latency is hidden; at the end of a window both are
+    in memory, and never more than two windows.
+    """
+
+    def __init__(self, order: SampleOrder, open_shard: Callable[[int], OpenShard]) -> None:
+        self._order = order
+        self._open_shard = open_shard
+        self._opened: dict[int, Future[OpenShard]] = {}
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="shards")
+
+    def records(self, positions: Indices) -> list[dict[str, Any]]:
+        """The records at these global positions, which must ascend.
+
+        Raises what opening a shard of them raised, and gives no record then.
+        """
+        self._turn_to(int(positions[0]), int(positions[-1]))
+        samples = self._order.samples(positions)
+        by_shard = np.argsort(samples.shards, kind="stable")
+        shards, rows = samples.shards[by_shard], samples.rows[by_shard]
+        firsts = np.flatnonzero(np.diff(shards, prepend=-1)).tolist()
+        found: list[dict[str, Any]] = []
+        for first, end in pairwise((*firsts, len(shards))):
+            found += self._opened[int(shards[first])].result().rows(rows[first:end])
+        places = np.empty_like(by_shard)
+        places[by_shard] = np.arange(len(by_shard))
+        return [found[place] for place in places.tolist()]
+
+    def close(self) -> None:
+        """End the threads and let go of the shards."""
+        self._pool.shutdown(cancel_futures=True)
+        self._opened.clear()
+
+    def _turn_to(self, first: int, last: int) -> None:
+        """Have open what holds these positions and a part of what comes next, and nothing else."""
+        window = self._order.window_at(first)
+        wanted = window.shards.tolist()
+        while window.stop <= last:
+            window = self._order.window_at(window.stop)
+            wanted += window.shards.tolist()
+        following = self._order.window_at(window.stop).shards
+        used = (last + 1 - window.start) / window.num_samples
+        wanted += following[: math.ceil(used * len(following))].tolist()
+        for shard in self._opened.keys() - set(wanted):
+            self._opened.pop(shard).cancel()
+        for shard in wanted:
+            if shard not in self._opened:
+                self._opened[shard] = self._pool.submit(self._open_shard, shard)
