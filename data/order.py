@@ -149,5 +149,5 @@ def _scramble(values: _Words, key: np.uint64) -> _Words:
 
 def _keys(seed: int, epoch: int, stream: int) -> _Words:
     # NumPy keeps SeedSequence stable across releases (NEP 19).
-    keys: _Words = np.random.SeedSequence((seed, epoch, stream)).generate_state(_ROUNDS, np.uint64)
-    return keys
+    sequence = np.random.SeedSequence((seed, epoch, stream))
+    return sequence.generate_state(_ROUNDS, np.uint64).astype(np.uint64)

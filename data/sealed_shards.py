@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from data.cache import SealedCache
 from data.errors import ShardBroken
 from data.manifest import Manifest
 from data.shard import OpenShard, Shard, open_shard
@@ -31,6 +32,7 @@ class SealedShards:
     store: ObjectStore = field(repr=False)
     key: bytes = field(repr=False)
     log: AccessLog = field(repr=False)
+    cache: SealedCache | None = field(default=None, repr=False)
 
     def address(self, shard: Shard) -> str:
         """The object's name in the store."""
@@ -63,10 +65,31 @@ class SealedShards:
     def open(self, shard: Shard) -> OpenShard:
         """Get a shard, authenticate every byte of it and give its records, in memory alone.
 
+        A copy in the cache is authenticated in the same way; a broken one is forgotten and the
+        store is asked. The access log has what left the store, so what the cache gave is not in it.
         Raises ShardBroken, which names the shard, the region and the reason.
         """
-        address = self.address(shard)
         where = f"region {self.region.name}"
+        content = self._open_cached(shard)
+        if content is None:
+            content = self._open_stored(shard, where)
+        return open_shard(shard, content, where)
+
+    def _open_cached(self, shard: Shard) -> bytes | None:
+        if self.cache is None:
+            return None
+        address = self.address(shard)
+        sealed = self.cache.get(address)
+        if sealed is None:
+            return None
+        try:
+            return open_sealed(self.key, sealed, self._associated_data(shard))
+        except SealBroken:
+            self.cache.remove(address)
+            return None
+
+    def _open_stored(self, shard: Shard, where: str) -> bytes:
+        address = self.address(shard)
         try:
             sealed = self.store.get(address)
             content = open_sealed(self.key, sealed, self._associated_data(shard))
@@ -80,7 +103,9 @@ class SealedShards:
                 "Delete the object and run `convoy stage upload`, which places it again."
             ) from None
         record_access(self.log, self.region, "get", address, len(sealed))
-        return open_shard(shard, content, where)
+        if self.cache is not None:
+            self.cache.put(address, sealed)
+        return content
 
     def _associated_data(self, shard: Shard) -> bytes:
         return associated_data(
@@ -93,14 +118,19 @@ class SealedShards:
 
 
 def open_region(
-    manifest: Manifest, region: Region, log: AccessLog, *, writable: bool = False
+    manifest: Manifest,
+    region: Region,
+    log: AccessLog,
+    *,
+    writable: bool = False,
+    cache: SealedCache | None = None,
 ) -> SealedShards:
     """Unwrap the region's data key for this dataset version; `writable` makes it when missing."""
     store = open_store(region)
     obtain = obtain_data_key if writable else unwrap_data_key
     key = obtain(region, store, open_keyring(region), manifest.dataset, manifest.digest)
     record_access(log, region, "unwrap", envelope_name(manifest.digest))
-    return SealedShards(manifest, region, store, key, log)
+    return SealedShards(manifest, region, store, key, log, cache)
 
 
 def record_access(

@@ -18,8 +18,8 @@ from pipeline.versioning import read_revision
 FLOW_RUN_VARIABLE = "CONVOY_FLOW_RUN_ID"
 """Environment variable by which a flow names itself to the stages."""
 
-# They change when and how often a state is written, never a result.
-_NO_RESULT = {"checkpoint", "log_every_steps", "max_restarts"}
+# They change when and how often something is written or read, never a result.
+_NO_RESULT = {"cache", "checkpoint", "log_every_steps", "max_restarts"}
 
 
 def digest_config(config: Config) -> str:

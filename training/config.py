@@ -12,6 +12,8 @@ from pydantic import (
     model_validator,
 )
 
+from data.cache import CacheConfig
+
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
@@ -78,7 +80,9 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid"):
     """Samples in one step, over all workers."""
     seed: NonNegativeInt = 0
     window_shards: PositiveInt = 64
-    """Shards among which samples are shuffled; memory of a worker grows with it."""
+    """Shards among which samples are shuffled. A worker holds up to two windows in memory."""
+    cache: CacheConfig | None = None
+    """Keeps sealed shards on this machine's disk; null reads the store in every epoch."""
     optimizer: OptimizerConfig = OptimizerConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     log_every_steps: PositiveInt = 10

@@ -52,9 +52,15 @@ class Loader:
         self._global_batch = global_batch
         self._offset = global_batch * replica // num_replicas
         self._size = global_batch * (replica + 1) // num_replicas - self._offset
+        self._batches_at_once = self._count_batches(shards, min(1.0, window / len(shards)))
+
+    def _count_batches(self, shards: Sequence[Shard], share: float) -> int:
+        """How many batches are taken at once: not over more than two windows, of which each has
+        this share of the samples."""
         record_bytes = max(1, sum(s.num_bytes for s in shards) // self.order.num_samples)
-        block = min(_BLOCK_SAMPLES, _BLOCK_BYTES // record_bytes)
-        self._batches_at_once = max(1, block // self._size)
+        samples = min(_BLOCK_SAMPLES, _BLOCK_BYTES // record_bytes)
+        in_window = int(self.order.num_samples * share) // self._global_batch
+        return max(1, min(samples // self._size, in_window))
 
     def batches(self, cursor: int) -> "Batches":
         """Endless batches of this rank, the first one from global position `cursor`.

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+from data.cache import SealedCache
 from data.manifest import Manifest, read_manifest
 from data.residency import Residency
 from data.sealed_shards import SealedShards, open_region
@@ -43,4 +44,6 @@ class TrainSpec(BaseModel, frozen=True, extra="forbid"):
         manifest: Manifest = read_manifest(self.manifest)
         log = AccessLog(self.access_log)
         readable, _ = self.residency.split_readable(manifest.of("train"), self.region.name)
-        return open_region(manifest, self.region, log), readable
+        kept = self.config.cache
+        cache = SealedCache(self.root / kept.directory, kept.limit_bytes) if kept else None
+        return open_region(manifest, self.region, log, cache=cache), readable

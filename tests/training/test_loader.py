@@ -1,6 +1,7 @@
 """The loader: each sample once, the ranks' parts, any cursor, and errors that reach the loop."""
 
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -10,8 +11,10 @@ import numpy as np
 import pytest
 
 from data.errors import ShardBroken
+from data.order import SampleOrder
 from data.sealed_shards import SealedShards
 from data.shard import Shard
+from data.stream import SampleStream
 from training.loader import Loader, prefetch
 
 SIZES = (40, 7, 23, 30)
@@ -78,12 +81,24 @@ def test_every_sample_is_seen_once_an_epoch() -> None:
     assert numbers[:100] != numbers[100:]
 
 
-@pytest.mark.parametrize("num_replicas", [2, 3, 4])
+@pytest.mark.parametrize("num_replicas", [2, 3, 4, 5, 8])
 def test_the_ranks_parts_make_the_global_batch(num_replicas: int) -> None:
+    """Where 12 does not divide by the ranks, some have one sample more."""
     whole = take(make_loader(Sealed()), 25)
     parts = [take(make_loader(Sealed(), rank, num_replicas), 25) for rank in range(num_replicas)]
     for step, batch in enumerate(whole):
         assert list(chain.from_iterable(part[step] for part in parts)) == batch
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 8), (8, 3), (3, 4), (4, 2), (2, 1)])
+def test_ranks_that_change_in_mid_epoch_repeat_and_miss_nothing(before: int, after: int) -> None:
+    def ranks(count: int, batches: int, cursor: int) -> list[int]:
+        parts = [take(make_loader(Sealed(), r, count), batches, cursor) for r in range(count)]
+        return [number for step in zip(*parts, strict=True) for part in step for number in part]
+
+    seen = ranks(before, 5, 0) + ranks(after, 12, 60)  # 100 samples an epoch, 12 a batch
+    assert sorted(seen[:100]) == sorted(seen[100:200]) == list(range(100))
+    assert seen == list(chain.from_iterable(take(make_loader(Sealed()), 17)))
 
 
 def test_a_cursor_goes_on_where_it_stood() -> None:
@@ -95,7 +110,30 @@ def test_a_cursor_goes_on_where_it_stood() -> None:
 def test_a_shard_is_opened_once_for_a_window() -> None:
     sealed = Sealed()
     take(make_loader(sealed, batch=10), 10)  # one epoch
-    assert sorted(sealed.opened) == ["0", "1", "2", "3"]
+    assert sorted(sealed.opened[:4]) == ["0", "1", "2", "3"]
+
+
+def test_the_next_windows_shards_are_opened_ahead_and_no_more() -> None:
+    """Eight shards in windows of two: half a window used opens half of the next one, and never
+    more than two windows are in memory."""
+    opened = threading.Semaphore(0)
+    living: list[weakref.ref[Rows]] = []
+
+    def open_shard(index: int) -> Any:
+        rows = Rows(10 * index)
+        living.append(weakref.ref(rows))
+        opened.release()
+        return rows
+
+    stream = SampleStream(SampleOrder([10] * 8, seed=1, window=2), open_shard)
+    for start in range(0, 80, 10):
+        stream.records(np.arange(start, start + 10))
+        for _ in range(3 if start == 0 else 1):
+            assert opened.acquire(timeout=60)
+        assert not opened.acquire(blocking=False)
+        assert sum(rows() is not None for rows in living) <= 4
+    stream.close()
+    assert not [t for t in threading.enumerate() if t.name.startswith("shards")]
 
 
 def test_an_error_of_the_thread_is_raised_in_the_loop() -> None:
