@@ -16,6 +16,7 @@ from data.sealed_shards import SealedShards, open_region, record_access
 from data.shard import Shard
 from storage.access_log import AccessLog
 from storage.buffers import Buffers
+from storage.claims import ClaimCheck
 from storage.region import Region
 from storage.sealed import PART_BYTES, sealed_size
 
@@ -44,6 +45,8 @@ class UploadReceipt(BaseModel, frozen=True, extra="forbid"):
     """The manifest's digest."""
     placed: tuple[PlacedShard, ...]
     withheld: tuple[Exclusion, ...]
+    checks: tuple[ClaimCheck, ...] = ()
+    """What bucket and key were found to be, before the first byte."""
 
     def write(self, path: Path) -> None:
         path.write_bytes(rfc8785.dumps(self.model_dump()))
@@ -74,15 +77,16 @@ def upload_region(
     log: AccessLog,
     on_shard: Callable[[Shard, bool], None] = lambda shard, sent: None,
     on_bytes: Callable[[int], None] = lambda num_bytes: None,
+    checks: tuple[ClaimCheck, ...] = (),
 ) -> UploadReceipt:
     """Place in the region every shard of `directory` that may live there; what is there is kept.
 
     `on_shard(shard, sent)` is called for each, and `on_bytes`, while shards are on their way, with
-    how many bytes of them were read since its last call. A shard is sealed while it is sent, in
-    memory that does not grow with its size, and is in the store when the whole of it is. So an
-    upload that ended early, in whatever way, goes on where it was. Raises ShardBroken for a local
-    file that is not what the manifest says, DataError for one that is neither here nor in the
-    store.
+    how many bytes of them were read since its last call; `checks` go into the receipt. A shard is
+    sealed while it is sent, in memory that does not grow with its size, and is in the store when
+    the whole of it is: so an upload that ended early, in whatever way, goes on where it was.
+    Raises ShardBroken for a local file that is not what the manifest says, DataError for one that
+    is neither here nor in the store.
     """
     allowed, withheld = _split_placeable(manifest.shards, region, residency)
     for exclusion in withheld:
@@ -112,6 +116,7 @@ def upload_region(
         version=manifest.digest,
         placed=tuple(placed),
         withheld=withheld,
+        checks=checks,
     )
 
 

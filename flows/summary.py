@@ -6,6 +6,7 @@ from pydantic import BaseModel
 
 from data.manifest import Manifest
 from data.residency import Exclusion
+from data.upload import UploadReceipt
 from pipeline.stages import Placement, RawInput, TrainReport
 from training.evaluate import Metrics
 from training.registry import ModelVersion
@@ -24,9 +25,7 @@ def summarize(result: BaseModel) -> str:
             )
         case Placement():
             return "\n".join(
-                f"upload: {len(receipt.placed)} sealed shards in {receipt.region}, "
-                f"{sum(e.num_shards for e in receipt.withheld)} may not be there"
-                for receipt in result.receipts
+                line for receipt in result.receipts for line in _summarize_receipt(receipt)
             )
         case TrainReport():
             return _summarize_training(result)
@@ -44,6 +43,17 @@ def describe_exclusions(exclusions: Iterable[Exclusion]) -> list[str]:
     return [
         f"  not used: {e.num_records:,} records of {e.jurisdiction}: {e.reason}" for e in exclusions
     ]
+
+
+def _summarize_receipt(receipt: UploadReceipt) -> list[str]:
+    lines = [
+        f"upload: {len(receipt.placed)} sealed shards in {receipt.region}, "
+        f"{sum(e.num_shards for e in receipt.withheld)} may not be there"
+    ]
+    unknown = [f"{c.subject} ({c.found})" for c in receipt.checks if c.verdict == "not checked"]
+    if unknown:
+        lines.append(f"  not checked of {receipt.region}: {', '.join(unknown)}")
+    return lines
 
 
 def _summarize_training(report: TrainReport) -> str:

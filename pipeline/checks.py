@@ -6,11 +6,15 @@ from pathlib import Path
 from data.errors import ManifestError, ResidencyError
 from data.manifest import Manifest, read_manifest
 from data.residency import Artifact, Exclusion
+from data.sealed_shards import record_access
 from data.shard import Shard
 from pipeline import workspace
 from pipeline.config import Config
 from pipeline.errors import ConfigError
 from pipeline.versioning import check_repository
+from storage.access_log import AccessLog
+from storage.claims import ClaimCheck, check_claims
+from storage.errors import ClaimRefuted
 from storage.keyring import check_keyring
 from storage.store import check_store, open_store
 from training.tracking import check_tracking
@@ -25,7 +29,7 @@ def check_before_run(config: Config, root: Path) -> None:
     check_repository(root, require_clean=config.registration.require_clean_git)
     check_ingest(config, open_workload(config, root))
     check_tracking(config.tracking_uri)
-    check_regions(config)
+    check_regions(config, AccessLog(root / workspace.ACCESS_LOG))
 
 
 def open_workload(config: Config, root: Path) -> Workload:
@@ -91,16 +95,25 @@ def read_current_manifest(config: Config) -> Manifest:
     return manifest
 
 
-def check_regions(config: Config) -> None:
-    """Write and read each region's store, and wrap and unwrap with each region's key.
+def check_regions(config: Config, log: AccessLog) -> dict[str, tuple[ClaimCheck, ...]]:
+    """Compare each region with what it claims, then write and read its store, and wrap and unwrap
+    with its key. Gives what was looked at, by region; a refusal is logged.
 
     A store that holds wrapped keys wants the wrapping key they were wrapped by: a new one in its
     place would hide that the old one is lost.
     """
+    checks: dict[str, tuple[ClaimCheck, ...]] = {}
+    for region in config.upload_regions:
+        try:
+            checks[region.name] = check_claims(region)
+        except ClaimRefuted as error:
+            record_access(log, region, "refuse", f"{config.dataset}/all", refused=str(error))
+            raise
     for region in config.upload_regions:
         check_store(region)
         has_keys = any(True for _ in open_store(region).list("keys"))
         check_keyring(region, may_create=not has_keys)
+    return checks
 
 
 def check_jurisdictions(unknown: Mapping[str, int]) -> None:

@@ -21,7 +21,7 @@ from data.residency import Residency, Rule
 from data.sharding import ShardConfig
 from pipeline.errors import ConfigError
 from pipeline.params_file import ParamsFile, read_params_file
-from storage.region import Region
+from storage.region import Claims, Region
 from training.config import (
     CheckpointConfig,
     EvaluateConfig,
@@ -173,6 +173,7 @@ _SECTIONS: dict[tuple[Any, ...], type[BaseModel]] = {
     (): Config,
     ("workload",): WorkloadConfig,
     ("regions", "*"): Region,
+    ("regions", "*", "claims"): Claims,
     ("residency",): Residency,
     ("residency", "rules", "*"): Rule,
     ("ingest",): IngestConfig,
@@ -210,7 +211,7 @@ def _suggest(loc: tuple[Any, ...]) -> str:
     """The keys that could have been meant, from the model that refused this one."""
     section = tuple("*" if isinstance(part, int) else part for part in loc[:-1])
     if section[:1] == ("regions",):
-        section = ("regions", "*")
+        section = ("regions", "*", *section[2:])
     fields = _SECTIONS[section].model_fields
     known = [field.alias or name for name, field in fields.items()]
     if section == ("regions", "*"):

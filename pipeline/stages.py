@@ -131,8 +131,8 @@ def upload(config: Config) -> Placement:
     manifest = read_current_manifest(config)
     check_placeable(config, manifest)
     check_site(config, manifest)
-    check_regions(config)
     log = AccessLog(workspace.ACCESS_LOG)
+    checks = check_regions(config, log)
     transfer = _start_transfer(config, manifest)
 
     def count(shard: Shard, sent: bool) -> None:
@@ -152,6 +152,7 @@ def upload(config: Config) -> Placement:
                 log,
                 count,
                 transfer.advance,
+                checks[region.name],
             )
             receipt.write(fresh / f"{region.name}.json")
             receipts.append(receipt)

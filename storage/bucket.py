@@ -29,12 +29,14 @@ from storage.errors import ObjectChanged, ObjectExists, ObjectMissing, StoreUnav
 from storage.locations import MemoryLocation, S3Location, parse_store
 from storage.region import Region
 from storage.store import (
+    CREDENTIALS_REMEDY,
     Bytes,
     Content,
     ObjectInfo,
     checked_name,
     checked_prefix,
     checked_range,
+    refused,
     unavailable,
 )
 
@@ -53,24 +55,28 @@ _RETRIES: "RetryConfig" = {
         "base": 2,
     },
 }
-_CREDENTIALS_REMEDY = (
-    "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN (or AWS_PROFILE), and "
-    "that they may read, write and list this bucket"
-)
 # obstore hands on botocore's credentials for as long as it is told. Those of a role are renewed
 # ten minutes before their end, so asking again after five never signs with expired ones.
 _CREDENTIALS_SECONDS = 300
 
 _PAST_THE_END = ("InvalidRange", "StartTooLarge")
 
+# What the service's code says, what that means, and what to do: asking again would not help.
+_REFUSALS = {
+    "NoSuchBucket": ("the bucket does not exist", "create it, or correct the URL"),
+    "RequestTimeTooSkewed": ("its clock and this one differ", "set this machine's clock"),
+    "ExpiredToken": ("the credentials have expired", "renew them"),
+    "ExpiredTokenException": ("the credentials have expired", "renew them"),
+    "TokenRefreshRequired": ("the credentials have expired", "renew them"),
+    "AuthorizationHeaderMalformed": (
+        "it is in another cloud region",
+        "correct region= in the URL",
+    ),
+    "PermanentRedirect": ("it is in another cloud region", "correct region= in the URL"),
+}
+
 # What obstore's text says, what that means, and what to do.
 _CAUSES = (
-    ("NoSuchBucket", "the bucket does not exist", "create it, or correct the URL"),
-    (
-        "InvalidCertificate",
-        "its certificate is not trusted",
-        "name its certificate authority in AWS_CA_BUNDLE or SSL_CERT_FILE",
-    ),
     ("dns error", "its host name is not known", "correct the endpoint"),
     ("tcp connect error", "nothing answers", "start the service, or correct the endpoint"),
     ("TimedOut", "it does not answer in time", "check the network and the service"),
@@ -192,15 +198,26 @@ class Bucket:
         obstore's text is not handed on, nor chained: it repeats whole answers of the service,
         which for a bad signature hold the request that was signed, session token and all.
         """
-        if isinstance(error, PermissionDeniedError | UnauthenticatedError):
-            return unavailable(self._region, f"{what}: access denied", _CREDENTIALS_REMEDY)
         text = str(error)
+        found = re.search(r"<Code>(\w{1,64})</Code>", text) or re.search(
+            r"status code: (\d{3})", text
+        )
+        code = found[1] if found else type(error).__name__
+        if code in _REFUSALS:
+            cause, remedy = _REFUSALS[code]
+            return refused(self._region, f"{what}: {cause}", remedy)
+        if isinstance(error, PermissionDeniedError | UnauthenticatedError):
+            return refused(self._region, f"{what}: access denied", CREDENTIALS_REMEDY)
+        if "InvalidCertificate" in text:
+            return refused(
+                self._region,
+                f"{what}: its certificate is not trusted",
+                "name its certificate authority in AWS_CA_BUNDLE or SSL_CERT_FILE",
+            )
         for mark, cause, remedy in _CAUSES:
             if mark in text:
                 return unavailable(self._region, f"{what}: {cause}", remedy)
-        found = re.search(r"<Code>(\w{1,64})</Code>|status code: (\d{3})", text)
-        cause = found[1] or found[2] if found else type(error).__name__
-        return unavailable(self._region, f"{what} ({cause})", "check the service and the URL")
+        return unavailable(self._region, f"{what} ({code})", "check the service and the URL")
 
 
 def open_bucket(region: Region, location: S3Location | MemoryLocation) -> Bucket:
@@ -222,7 +239,7 @@ def _s3(region: Region, location: S3Location) -> S3Store:
     try:
         credentials = Boto3CredentialProvider(ttl=timedelta(seconds=_CREDENTIALS_SECONDS))
     except (ValueError, BotoCoreError):
-        raise unavailable(region, "finds no AWS credentials", _CREDENTIALS_REMEDY) from None
+        raise refused(region, "finds no AWS credentials", CREDENTIALS_REMEDY) from None
     options: ClientConfig = {
         "allow_http": location.endpoint.startswith("http://"),
         "connect_timeout": timedelta(seconds=5),

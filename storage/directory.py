@@ -21,6 +21,7 @@ from storage.store import (
     checked_name,
     checked_prefix,
     checked_range,
+    refused,
     unavailable,
 )
 
@@ -36,7 +37,6 @@ _REMEDIES = {
     errno.EPERM: "give this user read and write permission, or set another directory",
     errno.EEXIST: "remove the file that stands where a directory should be",
     errno.ENOTDIR: "remove the file that stands where a directory should be",
-    errno.EIO: "check the disk",
 }
 
 
@@ -126,8 +126,10 @@ class Directory:
             ) from None
 
     def _refusal(self, what: str, error: OSError) -> StoreUnavailable:
-        remedy = _REMEDIES.get(error.errno or 0, "check the directory")
-        return unavailable(self._region, f"{what} ({error.strerror})", remedy)
+        what = f"{what} ({error.strerror})"
+        if remedy := _REMEDIES.get(error.errno or 0):
+            return refused(self._region, what, remedy)
+        return unavailable(self._region, what, "check the directory and its disk")
 
 
 @contextlib.contextmanager

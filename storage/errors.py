@@ -3,6 +3,8 @@
 ConvoyError                 anything a user can mend; the message says what, where and how
 └── StorageError
     ├── StoreUnavailable    a store that cannot be reached, refuses or cannot be written
+    │   └── StoreRefused    one that answers, and would refuse the same again: nothing to retry
+    ├── ClaimRefuted        a bucket or key that is not what its region claims
     ├── ObjectMissing       the store answers, and has no object of that name
     ├── ObjectExists        a put that must not replace anything found an object
     ├── ObjectChanged       a replacement found another object than it was made for
@@ -34,6 +36,14 @@ class StorageError(ConvoyError):
 
 class StoreUnavailable(StorageError):
     """A store cannot be reached, refuses its credentials, or cannot be written."""
+
+
+class StoreRefused(StoreUnavailable):
+    """A store answers and refuses, and would do so again: someone has to change something."""
+
+
+class ClaimRefuted(StorageError):
+    """A bucket or a key is not what its region claims to be."""
 
 
 class ObjectMissing(StorageError):

@@ -16,7 +16,7 @@ from storage.keyring import DATA_KEY_BYTES, DataKey, EncryptionContext, keyring_
 from storage.locations import KmsLocation
 from storage.region import Region
 
-_CONFIG = Config(
+KMS_CONFIG = Config(
     retries={"mode": "standard", "total_max_attempts": 4},
     connect_timeout=5,
     read_timeout=10,
@@ -50,7 +50,7 @@ class KmsKeyring:
                 "kms",
                 region_name=location.region,
                 endpoint_url=location.endpoint,
-                config=_CONFIG,
+                config=KMS_CONFIG,
             )
         except BotoCoreError as error:
             raise self._unreachable(error) from None

@@ -5,13 +5,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from storage.errors import ObjectMissing, StoreUnavailable
+from storage.errors import ObjectMissing, StoreRefused, StoreUnavailable
 from storage.locations import FileLocation, parse_store
 from storage.region import Region
 
 Bytes = bytes | bytearray | memoryview
 Content = Bytes | Iterator[Bytes]
 """What is put: bytes, or an iterator of parts of 8 MiB (the last one may be smaller)."""
+
+CREDENTIALS_REMEDY = (
+    "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN (or AWS_PROFILE), and "
+    "that they may read, write and list this bucket"
+)
 
 _NAME = re.compile(r"[A-Za-z0-9._=-]+(?:/[A-Za-z0-9._=-]+)*")
 _PROBE_NAME = "convoy-probe"
@@ -119,3 +124,8 @@ def checked_range(start: int, end: int | None) -> None:
 def unavailable(region: Region, what: str, remedy: str) -> StoreUnavailable:
     """Build the error that names the field, the URL and the remedy."""
     return StoreUnavailable(f"regions.{region.name}.store ({region.store}) {what}: {remedy}")
+
+
+def refused(region: Region, what: str, remedy: str) -> StoreRefused:
+    """Build the same error for what would be refused again."""
+    return StoreRefused(str(unavailable(region, what, remedy)))

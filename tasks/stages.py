@@ -11,7 +11,7 @@ from pipeline import stages
 from pipeline.checks import check_before_run
 from pipeline.config import Config
 from pipeline.stages import Stage
-from storage.errors import KeyringError, StoreUnavailable
+from storage.errors import KeyringError, StoreRefused, StoreUnavailable
 from training.errors import RegistryError
 
 RETRY_DELAYS_SECONDS = [5.0, 30.0, 120.0]
@@ -21,7 +21,8 @@ _MAY_PASS = (StoreUnavailable, KeyringError, RegistryError)
 
 def may_succeed_later(task: Task[..., Any], run: TaskRun, state: State[Any]) -> bool:
     """Retry what another system did not answer; never what would fail in the same way again."""
-    return isinstance(state.result(raise_on_failure=False), _MAY_PASS)
+    result = state.result(raise_on_failure=False)
+    return isinstance(result, _MAY_PASS) and not isinstance(result, StoreRefused)
 
 
 _SETTINGS: dict[str, Any] = {

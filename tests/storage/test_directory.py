@@ -120,7 +120,7 @@ def test_a_file_too_large_leaves_the_old_object(tmp_path: Path, region: Region) 
     writer = _python(script, tmp_path, stderr=subprocess.PIPE, max_file_bytes=1_000_000)
     _, errors = writer.communicate(timeout=60)
     assert writer.returncode == 1
-    assert "StoreUnavailable: regions.eu.store" in errors
+    assert "StoreRefused: regions.eu.store" in errors
     assert "raise the limit on file size" in errors
     assert open_store(region).get("o") == b"old"
     assert [info.name for info in open_store(region).list()] == ["o"]
@@ -192,6 +192,6 @@ def _on_small_disk(directory: Path, script: str, options: str) -> str:
         timeout=60,
         check=False,
     )
-    if "StoreUnavailable" not in ran.stderr and "Traceback" not in ran.stderr:
+    if "StoreRefused" not in ran.stderr and "Traceback" not in ran.stderr:
         pytest.skip(f"cannot mount a tmpfs here: {ran.stderr.strip()}")
     return ran.stderr
