@@ -199,10 +199,8 @@ class Bucket:
         which for a bad signature hold the request that was signed, session token and all.
         """
         text = str(error)
-        found = re.search(r"<Code>(\w{1,64})</Code>", text) or re.search(
-            r"status code: (\d{3})", text
-        )
-        code = found[1] if found else type(error).__name__
+        named = re.search(r"<Code>(\w{1,64})</Code>", text)
+        code = named[1] if named else ""
         if code in _REFUSALS:
             cause, remedy = _REFUSALS[code]
             return refused(self._region, f"{what}: {cause}", remedy)
@@ -217,6 +215,8 @@ class Bucket:
         for mark, cause, remedy in _CAUSES:
             if mark in text:
                 return unavailable(self._region, f"{what}: {cause}", remedy)
+        status = re.search(r"status code: (\d{3})", text)
+        code = status[1] if status else code or type(error).__name__
         return unavailable(self._region, f"{what} ({code})", "check the service and the URL")
 
 
