@@ -1,6 +1,8 @@
 """NumPy arrays as an Arrow column, and back: of one dtype, and of one shape or of many."""
 
 from collections.abc import Sequence
+from functools import partial
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -24,14 +26,14 @@ def build_arrays(name: str, values: Sequence[Any]) -> tuple[pa.Field, pa.Array] 
 
     Raises Unfit.
     """
-    arrays = [value for value in values if value is not None]
-    dtype = _find_dtype(values)
-    if dtype is None or any(not array.ndim for array in arrays):
+    missing = np.fromiter(map(partial(is_, None), values), bool, len(values))
+    mask = pa.array(missing) if missing.any() else None
+    arrays = [value for value in values if value is not None] if mask else values
+    dtype = _find_dtype(values, {array.dtype for array in arrays})
+    shapes = {array.shape for array in arrays}
+    if dtype is None or () in shapes:
         return None
     metadata = {DTYPE: dtype.str.encode()}
-    shapes = {array.shape for array in arrays}
-    missing = np.fromiter((value is None for value in values), bool, len(values))
-    mask = pa.array(missing) if missing.any() else None
     if len(shapes) == 1 and arrays[0].size:
         (shape,) = shapes
         metadata[SHAPE] = ",".join(map(str, shape)).encode()
@@ -81,17 +83,17 @@ def read_arrays(field: pa.Field, column: pa.ChunkedArray) -> ReadColumn:
     return take
 
 
-def _find_dtype(values: Sequence[Any]) -> np.dtype[Any] | None:
+def _find_dtype(values: Sequence[Any], found: set[np.dtype[Any]]) -> np.dtype[Any] | None:
     first: np.dtype[Any] | None = None
-    for dtype in dict.fromkeys(value.dtype for value in values if value is not None):
+    for dtype in sorted(found, key=lambda dtype: _index_of(values, dtype)):
         if dtype.kind in "OUST":
             return None
         if dtype.kind == "V" or dtype.itemsize > (16 if dtype.kind == "c" else 8):
             raise Unfit(f"NumPy arrays of {dtype} have no Arrow type", _index_of(values, dtype))
         little = dtype.newbyteorder("<")
         if first is not None and little != first:
-            found = f"a NumPy array of {dtype}, and of {first} before"
-            raise Unfit(found, _index_of(values, dtype))
+            reason = f"a NumPy array of {dtype}, and of {first} before"
+            raise Unfit(reason, _index_of(values, dtype))
         first = little
     return first
 
@@ -113,7 +115,7 @@ def _build_fixed(
 
 
 def _build_ragged(
-    values: Sequence[Any], arrays: list[Array], dtype: np.dtype[Any], mask: pa.Array | None
+    values: Sequence[Any], arrays: Sequence[Array], dtype: np.dtype[Any], mask: pa.Array | None
 ) -> pa.Array:
     parts = [array.reshape(-1) for array in arrays]
     flat = _store(np.concatenate(parts) if parts else np.empty(0), dtype)

@@ -179,7 +179,7 @@ def _build_values(name: str, values: Sequence[Any]) -> "tuple[pa.Field, pa.Array
     return pa.field(name, array.type), array
 
 
-def _build_large_integers(name: str, values: list[Any]) -> "tuple[pa.Field, pa.Array]":
+def _build_large_integers(name: str, values: Sequence[Any]) -> "tuple[pa.Field, pa.Array]":
     import pyarrow as pa
 
     if any(type(value) not in (int, type(None)) for value in values):

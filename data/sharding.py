@@ -4,9 +4,8 @@ NumPy and pyarrow load when a shard is written, not with this module.
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -27,7 +26,11 @@ _VALUE_BYTES = 64
 _PENDING_SHARDS = 4
 """All groups together wait for at most this many shards' worth of bytes."""
 _TEXT = frozenset({str})
+_SCALARS = frozenset({int, float, bool, type(None)})
 _SOURCE = "of the workload's records()"
+_MAX_KNOWN = 4096
+_known: set[tuple[str, ...]] = set()
+"""Jurisdiction and names of fields of records that were as they should be."""
 
 
 class ShardConfig(BaseModel, frozen=True, extra="forbid"):
@@ -79,8 +82,11 @@ def write_shards(
     for number, record in enumerate(records):
         check_record(record, number)
         fields = record.fields
-        num_bytes = _measure(fields, number, config.bytes_per_shard)
-        key = (_draw(fields, config.holdout, number), record.jurisdiction)
+        num_bytes = _measure(fields, number)
+        if num_bytes > config.bytes_per_shard:
+            raise _too_large(fields, number, num_bytes, config.bytes_per_shard)
+        split = _draw(fields, config.holdout, number) if config.holdout else "train"
+        key: tuple[Split, str] = (split, record.jurisdiction)
         group = pending.get(key)
         if group and group.num_bytes + num_bytes > config.bytes_per_shard:
             flush(key)
@@ -104,6 +110,13 @@ def check_record(record: Any, number: int) -> None:
     """Raise RecordRefused, with the record's place and none of its content, unless it can be
     sharded: it is a Record, its fields have names, and it says whose law it is under.
     """
+    if (
+        type(record) is Record
+        and type(record.jurisdiction) is str
+        and type(record.fields) is dict
+        and (record.jurisdiction, *record.fields) in _known
+    ):
+        return
     if not isinstance(record, Record):
         raise RecordRefused(
             f"record {number} {_SOURCE} is a {type(record).__name__}; "
@@ -114,7 +127,7 @@ def check_record(record: Any, number: int) -> None:
             f"record {number} {_SOURCE} has no jurisdiction; "
             "every record must say whose law it is under, for example 'EU'"
         )
-    if not _names_files(record.jurisdiction):
+    if not record.jurisdiction.replace("-", "").replace("_", "").isalnum():
         raise RecordRefused(
             f"record {number} {_SOURCE}: a jurisdiction is letters, digits, "
             "'-' and '_' alone, since it names files"
@@ -125,11 +138,8 @@ def check_record(record: Any, number: int) -> None:
             f"record {number} {_SOURCE}: its fields are not values by name; "
             "give a mapping of at least one name (text) to a value"
         )
-
-
-@lru_cache(maxsize=4096)
-def _names_files(jurisdiction: str) -> bool:
-    return jurisdiction.replace("-", "").replace("_", "").isalnum()
+    if len(_known) < _MAX_KNOWN:
+        _known.add((record.jurisdiction, *fields))
 
 
 def _draw(fields: Mapping[str, Any], holdout: float, number: int) -> Split:
@@ -148,26 +158,32 @@ def _unfit(number: int, what: str) -> RecordRefused:
     )
 
 
-def _measure(fields: Mapping[str, Any], number: int, limit: int) -> int:
+def _measure(fields: Mapping[str, Any], number: int) -> int:
     total = _RECORD_BYTES
-    try:
-        for value in fields.values():
-            kind = type(value)
-            if kind is bytes or (kind is str and value.isascii()):
-                total += _VALUE_BYTES + len(value)
-            else:
+    for value in fields.values():
+        kind = type(value)
+        if kind is bytes or (kind is str and value.isascii()):
+            total += _VALUE_BYTES + len(value)
+        elif kind in _SCALARS:
+            total += _VALUE_BYTES
+        elif kind.__module__ == "numpy":
+            total += _VALUE_BYTES + value.nbytes
+        else:
+            try:
                 total += _measure_value(value)
-    except RecursionError:
-        raise _unfit(number, "a field holds itself") from None
-    if total > limit:
-        sizes = {name: _measure_value(value) for name, value in fields.items()}
-        name = max(sizes, key=lambda name: sizes[name])
-        raise RecordRefused(
-            f"record {number} {_SOURCE} is larger than a shard: {total} bytes, of them "
-            f"{sizes[name]} in field '{name}'; cut it up, or raise params.yaml: "
-            f"shard.bytes_per_shard, which is {limit}"
-        )
+            except RecursionError:
+                raise _unfit(number, "a field holds itself") from None
     return total
+
+
+def _too_large(fields: Mapping[str, Any], number: int, num_bytes: int, limit: int) -> RecordRefused:
+    sizes = {name: _measure_value(value) for name, value in fields.items()}
+    name = max(sizes, key=lambda name: sizes[name])
+    return RecordRefused(
+        f"record {number} {_SOURCE} is larger than a shard: {num_bytes} bytes, of them "
+        f"{sizes[name]} in field '{name}'; cut it up, or raise params.yaml: "
+        f"shard.bytes_per_shard, which is {limit}"
+    )
 
 
 def _measure_value(value: Any) -> int:
@@ -200,25 +216,27 @@ class _Writer:
         index = self._counts.get(key, 0)
         self._counts[key] = index + 1
         name = f"{split}-{jurisdiction}-{index:05d}.arrow"
-        built = {}
-        for column in _list_columns(group.rows):
-            values = [row.get(column) for row in group.rows]
+        columns = _list_columns(group.rows)
+        first = _build(columns, group, slice(0, BATCH_RECORDS), name)
+        batches = chain([first], _build_others(columns, group, first.schema, name))
+        try:
+            self._save(name, key, first.schema, batches, len(group.rows))
+        except _OtherTypes:
+            whole = _build(columns, group, slice(None), name)
+            batches = iter(pa.Table.from_batches([whole]).to_batches(BATCH_RECORDS))
+            self._save(name, key, whole.schema, batches, len(group.rows))
+        self._unify(name, group)
+
+    def _unify(self, name: str, group: _Group) -> None:
+        for found in self._shards[-1][1]:
             try:
-                built[column] = build_column(column, values)
-            except Unfit as unfit:
-                raise _refuse(column, name, group.numbers, unfit) from None
-        for column, (found, _) in built.items():
-            try:
-                self._columns[column] = unify(self._columns.get(column, found), found)
+                self._columns[found.name] = unify(self._columns.get(found.name, found), found)
             except Unfit as unfit:
                 raise RecordRefused(
-                    f"field '{column}' is {unfit.reason}: the last in shard {name} (records "
+                    f"field '{found.name}' is {unfit.reason}: the last in shard {name} (records "
                     f"{group.numbers[0]} to {group.numbers[-1]} {_SOURCE}), the first in an "
                     "earlier one; give the field one type"
                 ) from None
-        schema = pa.schema([found for found, _ in built.values()])
-        table = pa.table([array for _, array in built.values()], schema=schema)
-        self._save(name, key, table)
 
     def finish(self) -> tuple[Shard, ...]:
         """Give the columns of all to each, and return the shards by name."""
@@ -228,13 +246,22 @@ class _Writer:
         for shard, schema in written:
             if schema in stale:
                 table = _conform(self._directory / shard.name, wanted)
-                self._save(shard.name, (shard.split, shard.jurisdiction), table)
+                key = (shard.split, shard.jurisdiction)
+                batches = iter(table.to_batches(BATCH_RECORDS))
+                self._save(shard.name, key, table.schema, batches, table.num_rows)
             else:
                 self._shards.append((shard, schema))
         return tuple(sorted((shard for shard, _ in self._shards), key=lambda shard: shard.name))
 
-    def _save(self, name: str, key: tuple[Split, str], table: "pa.Table") -> None:
-        content = _encode(table, self._compression)
+    def _save(
+        self,
+        name: str,
+        key: tuple[Split, str],
+        schema: "pa.Schema",
+        batches: "Iterator[pa.RecordBatch]",
+        num_records: int,
+    ) -> None:
+        content = _encode(schema, batches, self._compression)
         (self._directory / name).write_bytes(content)
         split, jurisdiction = key
         shard = Shard(
@@ -242,10 +269,40 @@ class _Writer:
             digest=hashlib.sha256(content).hexdigest(),
             split=split,
             jurisdiction=jurisdiction,
-            num_records=table.num_rows,
+            num_records=num_records,
             num_bytes=len(content),
         )
-        self._shards.append((shard, table.schema))
+        self._shards.append((shard, schema))
+
+
+class _OtherTypes(Exception):
+    """A batch's columns have not the types of those of the shard's first one."""
+
+
+def _build_others(
+    columns: list[str], group: _Group, schema: "pa.Schema", name: str
+) -> "Iterator[pa.RecordBatch]":
+    """The batches after the first, each built when it is written, while its memory is hot."""
+    for start in range(BATCH_RECORDS, len(group.rows), BATCH_RECORDS):
+        batch = _build(columns, group, slice(start, start + BATCH_RECORDS), name)
+        if not batch.schema.equals(schema, check_metadata=True):
+            raise _OtherTypes
+        yield batch
+
+
+def _build(columns: list[str], group: _Group, part: slice, name: str) -> "pa.RecordBatch":
+    import pyarrow as pa
+
+    rows = group.rows[part]
+    fields, arrays = [], []
+    for column in columns:
+        try:
+            field, array = build_column(column, [row.get(column) for row in rows])
+        except Unfit as unfit:
+            raise _refuse(column, name, group.numbers[part], unfit) from None
+        fields.append(field)
+        arrays.append(array)
+    return pa.record_batch(arrays, schema=pa.schema(fields))
 
 
 def _list_columns(rows: list[Mapping[str, Any]]) -> list[str]:
@@ -292,12 +349,15 @@ def _conform(path: Path, wanted: "list[pa.Field]") -> "pa.Table":
     return pa.table(arrays, schema=pa.schema(fields))
 
 
-def _encode(table: "pa.Table", compression: str) -> memoryview:
+def _encode(
+    schema: "pa.Schema", batches: "Iterator[pa.RecordBatch]", compression: str
+) -> memoryview:
     import pyarrow as pa
 
     codec = pa.Codec("zstd", compression_level=1) if compression == "zstd" else None
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression=codec)
-    with pa.ipc.new_file(sink, table.schema, options=options) as writer:
-        writer.write_table(table, max_chunksize=BATCH_RECORDS)
+    with pa.ipc.new_file(sink, schema, options=options) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
     return memoryview(sink.getvalue())

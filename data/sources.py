@@ -1,4 +1,4 @@
-"""Raw input files as rows of named fields: jsonl, csv, parquet and plain text.
+"""Raw input files as rows of named fields: jsonl, csv, parquet and plain text, compressed or not.
 
 A workload that `convoy init` wrote reads its input through `read_source`, inside `records()`: the
 registered model carries `data.record` alone. Errors name file, line and field, never a value.
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from data.compression import COMPRESSIONS, CUT_OR_DAMAGED, find_compression, open_source
 from data.errors import DataError
 
 Convert = Callable[[Any], Any]
@@ -70,25 +71,49 @@ def read_rows(path: Path) -> Iterator[Row]:
 
     Raises SourceError naming file and line.
     """
-    if path.is_dir():
-        for file in sorted(path.rglob("*")):
-            if file.is_file() and not file.name.startswith("."):
-                yield from read_rows(file)
+    if not path.is_dir():
+        if not path.is_file():
+            raise SourceError(f"there is no file {path}")
+        yield from _read_file(path)
         return
-    if not path.is_file():
-        raise SourceError(f"there is no file {path}")
-    yield from _READERS[find_format(path)](path)
+    files = [p for p in sorted(path.rglob("*")) if p.is_file() and not p.name.startswith(".")]
+    first_schema: tuple[Path, Any] | None = None
+    for file in files:
+        if find_format(file) == "parquet":
+            first_schema = _check_schema(file, first_schema)
+        yield from _read_file(file)
 
 
 def find_format(path: Path) -> str:
-    """`csv`, `jsonl`, `parquet` or `text`, by the end of the file's name. Raises SourceError."""
-    try:
-        return _SUFFIXES[path.suffix.lower()]
-    except KeyError:
+    """`csv`, `jsonl`, `parquet` or `text`, by the end of the file's name, before that of a
+    compression. Raises SourceError."""
+    suffix = _inner_suffix(path)
+    if suffix not in _SUFFIXES:
         raise SourceError(
-            f"{path}: files ending in '{path.suffix}' are not read; known are "
-            f"{', '.join(_SUFFIXES)}. Convert it, or write a records() that reads it"
-        ) from None
+            f"{path}: files ending in '{suffix}' are not read; known are {', '.join(_SUFFIXES)}, "
+            f"and each of them with {', '.join(COMPRESSIONS)} after it. Convert it, or write a "
+            "records() that reads it"
+        )
+    if _SUFFIXES[suffix] == "parquet" and find_compression(path):
+        raise SourceError(
+            f"{path}: parquet is compressed within and needs to be read from its end: "
+            "decompress the file"
+        )
+    return _SUFFIXES[suffix]
+
+
+def _inner_suffix(path: Path) -> str:
+    return (path.with_suffix("") if find_compression(path) else path).suffix.lower()
+
+
+def _read_file(path: Path) -> Iterator[Row]:
+    read = _READERS[find_format(path)]
+    empty = True
+    for row in read(path):
+        empty = False
+        yield row
+    if empty:
+        raise SourceError(f"{path} holds no record: fill it, or take it away")
 
 
 def is_empty(value: Any) -> bool:
@@ -152,7 +177,7 @@ def _convert(row: Row, name: str, convert: Convert) -> Any:
 
 def _read_csv(path: Path) -> Iterator[Row]:
     csv.field_size_limit(_MAX_FIELD_BYTES)
-    delimiter = "\t" if path.suffix.lower() == ".tsv" else _find_delimiter(path)
+    delimiter = "\t" if _inner_suffix(path) == ".tsv" else _find_delimiter(path)
     reader = csv.reader(_lines(path), delimiter=delimiter, strict=True)
     header: list[str] | None = None
     begin = 1
@@ -221,10 +246,7 @@ def _read_parquet(path: Path) -> Iterator[Row]:
                     yield Row(path, begin, fields)
                     begin += 1
     except (pa.ArrowException, OSError) as error:
-        raise SourceError(
-            f"{path}: row {begin}: parquet cannot be read ({type(error).__name__}): "
-            "the file is cut or of another format; write it again"
-        ) from None
+        raise _not_parquet(path, begin, error) from None
 
 
 def _read_text(path: Path) -> Iterator[Row]:
@@ -233,17 +255,54 @@ def _read_text(path: Path) -> Iterator[Row]:
             yield Row(path, begin, {"text": line.strip()})
 
 
+def _check_schema(path: Path, first: tuple[Path, Any] | None) -> tuple[Path, Any]:
+    """Raise SourceError unless a parquet file has the columns of the folder's first one."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        schema = pq.read_schema(path).remove_metadata()
+    except (pa.ArrowException, OSError) as error:
+        raise _not_parquet(path, 1, error) from None
+    if first is None:
+        return path, schema
+    other, expected = first
+    for name in sorted({*schema.names, *expected.names}):
+        here, there = (s.field(name).type if name in s.names else None for s in (schema, expected))
+        if here != there:
+            raise SourceError(
+                f"{path}: field '{name}' is {here or 'not there'}, but {there or 'not there'} in "
+                f"{other}: write both with the same columns, or put them in two folders"
+            )
+    return first
+
+
+def _not_parquet(path: Path, row: int, error: Exception) -> SourceError:
+    return SourceError(
+        f"{path}: row {row}: parquet cannot be read ({type(error).__name__}): "
+        "the file is cut or of another format; write it again"
+    )
+
+
 def _lines(path: Path) -> Iterator[str]:
     """Decoded line by line, so that an error can name the line."""
-    with path.open("rb") as file:
-        for begin, line in enumerate(file, start=1):
-            try:
+    begin = 0
+    try:
+        with open_source(path) as file:
+            for begin, line in enumerate(file, start=1):
                 yield line.decode("utf-8-sig" if begin == 1 else "utf-8")
-            except UnicodeDecodeError as error:
-                raise SourceError(
-                    f"{path}:{begin}: byte {error.start + 1} of the line is not UTF-8: "
-                    "save the file as UTF-8"
-                ) from None
+    except UnicodeDecodeError as error:
+        raise SourceError(
+            f"{path}:{begin}: byte {error.start + 1} of the line is not UTF-8: "
+            "save the file as UTF-8"
+        ) from None
+    except (*CUT_OR_DAMAGED, OSError) as error:
+        compression = find_compression(path)
+        what = f"it is no whole {compression} file" if compression else "it cannot be read"
+        raise SourceError(
+            f"{path}:{begin + 1}: {what} ({type(error).__name__}): it is cut or damaged; fetch or "
+            "write it again"
+        ) from None
 
 
 _READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
