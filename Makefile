@@ -8,7 +8,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 
 BENCHMARKS := imports flow write
 
-.PHONY: help run up test lint repro bench clean
+.PHONY: help run up test lint repro bench tamper clean
 
 help: ## Show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -33,6 +33,9 @@ lint: .venv/dev.done ## ruff, ruff format, mypy --strict
 
 bench: .venv/bench.done ## Run all benchmarks, see docs/benchmarks.md
 	for name in $(BENCHMARKS); do python -m benchmarks.$$name || exit 1; done
+
+tamper: .venv/dev.done ## Damage what is stored in 100,000 random ways: all must be refused
+	python -m tests.tamper
 
 clean: ## Remove what runs left here, keys included; keeps .venv
 	rm -rf .convoy artifacts datasets dvc.lock .dvc/cache .dvc/tmp
