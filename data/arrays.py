@@ -1,5 +1,7 @@
 """NumPy arrays as an Arrow column, and back: of one dtype, and of one shape or of many."""
 
+import math
+import re
 from collections.abc import Sequence
 from functools import partial
 from operator import is_
@@ -18,6 +20,10 @@ SHAPE = b"convoy:shape"
 Array = np.ndarray[Any, np.dtype[Any]]
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 
+_DTYPE = re.compile(
+    r"\|[biu]1|<[iu][248]|<f[248]|<c(8|16)"
+    r"|<[mM]8(\[([1-9]\d{0,4})?(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?"
+)
 _STORED = {"b": "u1", "c": "f", "m": "<i8", "M": "<i8"}
 
 
@@ -48,6 +54,25 @@ def build_missing(wanted: pa.Field, count: int) -> tuple[pa.Field, pa.Array]:
     dtype = np.dtype(wanted.metadata[DTYPE].decode())
     column = _build_ragged([None] * count, [], dtype, pa.array(np.ones(count, bool)))
     return pa.field(wanted.name, column.type, metadata={DTYPE: dtype.str.encode()}), column
+
+
+def check_arrays(field: pa.Field) -> None:
+    """Raise Unfit unless a column of this type can hold the arrays that its metadata tells of."""
+    text = field.metadata[DTYPE].decode("utf-8", "replace")
+    if not _DTYPE.fullmatch(text):
+        raise Unfit(f"arrays of a dtype that the format has not: {text[:20]!r}")
+    dtype = np.dtype(text)
+    item = pa.from_numpy_dtype(_store(np.empty(0, dtype), dtype).dtype)
+    lists = pa.list_(item)
+    allowed = [lists, pa.struct({"values": lists, "shape": pa.list_(pa.int64())})]
+    if SHAPE in field.metadata:
+        shape = field.metadata[SHAPE].decode("utf-8", "replace")
+        if not re.fullmatch(r"[1-9]\d{0,9}(,[1-9]\d{0,9}){0,63}", shape):
+            raise Unfit("arrays of a shape that the format has not")
+        size = _width(dtype) * math.prod(map(int, shape.split(",")))
+        allowed = [pa.list_(item, size)] if size < 2**31 else []
+    if field.type not in allowed:
+        raise Unfit(f"arrays of {text} in a column of {field.type}")
 
 
 def read_arrays(field: pa.Field, column: pa.ChunkedArray) -> ReadColumn:

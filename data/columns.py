@@ -89,6 +89,19 @@ def read_column(field: "pa.Field", column: "pa.ChunkedArray") -> ReadColumn:
     return take
 
 
+def check_column(field: "pa.Field") -> None:
+    """Raise Unfit unless what the field's metadata says of its values fits its type."""
+    import pyarrow as pa
+
+    from data.arrays import DTYPE, check_arrays
+
+    metadata = field.metadata or {}
+    if DTYPE in metadata:
+        check_arrays(field)
+    elif b"convoy:integer" in metadata and field.type != pa.decimal256(_MAX_DIGITS, 0):
+        raise Unfit(f"whole numbers in a column of {field.type}")
+
+
 def unify(first: "pa.Field", second: "pa.Field") -> "pa.Field":
     """The field that can hold the columns of both. Raises Unfit.
 

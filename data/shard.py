@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from data.columns import ReadColumn, read_column
+from data.columns import ReadColumn, Unfit, check_column, read_column
 from data.errors import ShardBroken
 
 if TYPE_CHECKING:
@@ -91,5 +91,17 @@ def open_shard(shard: Shard, content: bytes | memoryview, where: str) -> OpenSha
         )
     import pyarrow as pa
 
-    with pa.ipc.open_file(pa.py_buffer(content)) as reader:
-        return OpenShard(reader.read_all())
+    try:
+        with pa.ipc.open_file(pa.py_buffer(content)) as reader:
+            table = reader.read_all()
+        if table.num_rows != shard.num_records:
+            raise Unfit(f"{table.num_rows} records instead of {shard.num_records}")
+        for column in table.schema:
+            check_column(column)
+    except (pa.ArrowException, OSError, Unfit) as error:
+        what = error.reason if isinstance(error, Unfit) else "it is no Arrow file"
+        raise ShardBroken(
+            f"shard {shard.name} in {where}: {what}: it was not written as docs/format.md says. "
+            "Run `convoy stage shard` and `convoy stage upload` again."
+        ) from None
+    return OpenShard(table)
