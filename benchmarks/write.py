@@ -34,8 +34,8 @@ from data.upload import upload_region
 from storage.access_log import AccessLog
 from storage.region import Region
 
-REPETITIONS = 5
-RAW_BYTES = 48 << 20
+REPETITIONS = 3
+RAW_BYTES = 64 << 20
 CHUNK_BYTES = 32 << 20
 MDS_COLUMNS = {
     "tokens": {"tokens": f"ndarray:uint16:{BLOCK_TOKENS}"},
