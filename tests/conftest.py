@@ -10,6 +10,14 @@ import pytest
 from flows.environment import prepare_environment
 from flows.services import await_healthy, free_port, running
 
+# They take minutes, and would keep one of two workers waiting if they came last.
+_FIRST = ("test_equivalence", "test_kill", "test_served", "test_remote_stores")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The files that take longest first."""
+    items.sort(key=lambda item: _FIRST.index(item.path.stem) if item.path.stem in _FIRST else 99)
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _environment() -> Iterator[None]:

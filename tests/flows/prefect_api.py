@@ -5,6 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 import requests
+from requests.adapters import HTTPAdapter
+from urllib3.util import Retry
 
 WAIT_SECONDS = 240.0
 ENDED = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
@@ -26,6 +28,9 @@ class PrefectApi:
         self.url = url
         self._session = requests.Session()
         self._session.trust_env = False  # no proxy, no CA of the machine
+        # As Prefect's own client does: on a busy machine its database may be locked for a moment.
+        again = Retry(5, backoff_factor=1, status_forcelist=(429, 502, 503), allowed_methods=None)
+        self._session.mount(url, HTTPAdapter(max_retries=again))
         self.deployment: dict[str, Any] = wait_until(
             lambda: self.get(f"deployments/name/train/{deployment}")
         )
@@ -48,7 +53,9 @@ class PrefectApi:
 
     def start(self, **parameters: Any) -> str:
         """Ask for a run and wait until it has begun; gives its id."""
-        run_id: str = self.ask_for_run(**parameters).json()["id"]
+        answer = self.ask_for_run(**parameters)
+        assert answer.ok, answer.text
+        run_id: str = answer.json()["id"]
         wait_until(lambda: self.state(run_id)["type"] in {"RUNNING", *ENDED})
         return run_id
 
