@@ -5,10 +5,11 @@ from collections import Counter
 from collections.abc import Iterable
 from datetime import UTC, date, datetime
 from functools import cached_property
+from itertools import product
 from typing import Literal
 
 import rfc8785
-from pydantic import BaseModel, Field, field_validator
+from pydantic import BaseModel, Field, PositiveInt, field_validator
 
 from data.errors import ResidencyError
 from data.shard import Shard
@@ -32,6 +33,8 @@ class Rule(BaseModel, frozen=True, extra="forbid"):
     """Where the ground is written down."""
     expires: date
     """The last day on which the rule holds (UTC)."""
+    yearly_limit: PositiveInt | None = None
+    """Records of one jurisdiction that may leave it by this rule in a calendar year (UTC)."""
 
     @field_validator("mechanism", "evidence")
     @classmethod
@@ -76,6 +79,23 @@ class Residency(BaseModel, frozen=True, extra="forbid"):
             raise ValueError(f"two rules are named '{repeated[0]}'")
         return rules
 
+    @field_validator("rules")
+    @classmethod
+    def _one_answer(cls, rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
+        """Two rules about the same would each give another ground, expiry or limit for it."""
+        answers: dict[tuple[str, str, str], str] = {}
+        for rule in rules:
+            for question in product(rule.jurisdictions, rule.artifacts, rule.regions):
+                other = answers.setdefault(question, rule.name)
+                if other != rule.name:
+                    jurisdiction, artifact, region = question
+                    raise ValueError(
+                        f"'{other}' and '{rule.name}' contradict each other: both say whether "
+                        f"{artifact} of {jurisdiction} may be in {region}. Leave it to one of them "
+                        "(a renewed rule takes the old one's place; git keeps that)"
+                    )
+        return rules
+
     @cached_property
     def jurisdictions(self) -> frozenset[str]:
         """Those that any rule names."""
@@ -105,15 +125,15 @@ class Residency(BaseModel, frozen=True, extra="forbid"):
             reason = f"no rule lets {artifact} of {jurisdiction} be in {region}"
         return self._decision(False, jurisdiction, artifact, region, expired, reason)
 
+    def find_rule(self, name: str) -> Rule:
+        """The rule of that name."""
+        return next(rule for rule in self.rules if rule.name == name)
+
     def require(self, jurisdiction: str, artifact: Artifact, region: str) -> None:
         """Raise ResidencyError, with the reason and the remedy, unless it is allowed."""
         decision = self.decide(jurisdiction, artifact, region)
         if not decision.allowed:
-            raise ResidencyError(
-                f"residency: {artifact} of {jurisdiction} may not be in region {region}: "
-                f"{decision.reason}. If the law allows it, add or renew a rule in "
-                "params.yaml: residency.rules"
-            )
+            raise refusal(decision)
 
     def split_readable(
         self, shards: Iterable[Shard], region: str
@@ -163,3 +183,12 @@ class Residency(BaseModel, frozen=True, extra="forbid"):
             rule=rule.name if rule else None,
             reason=reason,
         )
+
+
+def refusal(decision: Decision) -> ResidencyError:
+    """The error that says what may not be where, why, and what to do about it."""
+    return ResidencyError(
+        f"residency: {decision.artifact} of {decision.jurisdiction} may not be in region "
+        f"{decision.region}: {decision.reason}. If the law allows it, add or renew a rule in "
+        "params.yaml: residency.rules"
+    )

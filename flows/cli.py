@@ -54,6 +54,16 @@ def build_parser() -> argparse.ArgumentParser:
     report = commands.add_parser("report", help="write one offline HTML page for the last run")
     report.add_argument("--output", type=Path, metavar="FILE", help="artifacts/report/index.html")
 
+    push = commands.add_parser(
+        "push", help="raw input to the DVC remotes of the regions where it may be"
+    )
+    push.add_argument("regions", nargs="*", metavar="REGION", help="all regions when none")
+    push.add_argument("--json", action="store_true", help="print what was done as JSON")
+
+    pull = commands.add_parser("pull", help="the raw input that may be here, from those remotes")
+    pull.add_argument("--json", action="store_true", help="print what was done as JSON")
+
+    _add_residency(commands)
     _add_keys(commands)
 
     init = commands.add_parser("init", help="write a working start from a data file")
@@ -76,6 +86,25 @@ def build_parser() -> argparse.ArgumentParser:
     )
     init.add_argument("--train-in", metavar="J", help="the jurisdiction where training reads")
     return parser
+
+
+def _add_residency(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    residency = commands.add_parser("residency", help="what may be where, and why")
+    verbs = residency.add_subparsers(dest="verb", required=True, metavar="VERB")
+
+    check = verbs.add_parser(
+        "check",
+        help="every crossing with its verdict and rule; exit status 1 if the flow lacks one",
+    )
+    check.add_argument("--json", action="store_true", help="print it as JSON")
+
+    explain = verbs.add_parser("explain", help="why an object is where it is")
+    explain.add_argument(
+        "object",
+        metavar="OBJECT",
+        help="a shard's file name, digest or name in a store, a path, or models:/NAME/VERSION",
+    )
+    explain.add_argument("--json", action="store_true", help="print it as JSON")
 
 
 def _add_keys(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

@@ -7,6 +7,7 @@ from pydantic import BaseModel
 from data.manifest import Manifest
 from data.residency import Exclusion
 from data.upload import UploadReceipt
+from pipeline.remotes import Movement
 from pipeline.stages import Placement, RawInput, TrainReport
 from training.evaluate import Metrics
 from training.registry import ModelVersion
@@ -54,6 +55,18 @@ def _summarize_receipt(receipt: UploadReceipt) -> list[str]:
     if unknown:
         lines.append(f"  not checked of {receipt.region}: {', '.join(unknown)}")
     return lines
+
+
+def describe_movement(direction: str, done: Movement) -> list[str]:
+    """One line for each part of the raw input and region."""
+    return [
+        f"{m.path} ({', '.join(m.jurisdictions)}) {direction} {m.region}: {m.num_sent} of "
+        f"{m.num_files} files, the others were there"
+        for m in done.moved
+    ] + [
+        f"{k.path} ({', '.join(k.jurisdictions)}) may not be in {k.region}: {k.reason}"
+        for k in done.kept
+    ]
 
 
 def _summarize_training(report: TrainReport) -> str:

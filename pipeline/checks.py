@@ -9,6 +9,7 @@ from data.residency import Artifact, Exclusion
 from data.sealed_shards import record_access
 from data.shard import Shard
 from pipeline import workspace
+from pipeline.borders import log_refusals
 from pipeline.config import Config
 from pipeline.errors import ConfigError
 from pipeline.versioning import check_repository
@@ -16,8 +17,9 @@ from storage.access_log import AccessLog
 from storage.claims import ClaimCheck, check_claims
 from storage.errors import ClaimRefuted
 from storage.keyring import check_keyring
+from storage.region import Region
 from storage.store import check_store, open_store
-from training.tracking import check_tracking
+from training.tracking import check_tracking, is_on_this_machine
 from training.workload import Workload, check_params, load_workload
 
 _MAX_LISTED = 250
@@ -28,6 +30,7 @@ def check_before_run(config: Config, root: Path) -> None:
     """Repository, workload, MLflow, stores and keys, before a flow runs its first stage."""
     check_repository(root, require_clean=config.registration.require_clean_git)
     check_ingest(config, open_workload(config, root))
+    log_refusals(config, lambda: config.tracking_region)
     check_tracking(config.tracking_uri)
     check_regions(config, AccessLog(root / workspace.ACCESS_LOG))
 
@@ -169,14 +172,25 @@ def check_site(config: Config, manifest: Manifest) -> tuple[tuple[Shard, ...], l
             "held-out record to evaluate on: raise it, ingest more records, "
             "or allow more in residency.rules"
         )
-    check_artifacts(config, readable, ("checkpoint", "model", "metrics"))
+    check_artifacts(config, readable, ("checkpoint", "model", "metrics"), config.site)
+    check_artifacts(config, readable, ("metrics", "model"), config.tracking_region)
     return readable, list(excluded)
 
 
 def check_artifacts(
-    config: Config, shards: Iterable[Shard], artifacts: tuple[Artifact, ...]
+    config: Config, shards: Iterable[Shard], artifacts: tuple[Artifact, ...], region: Region
 ) -> None:
-    """Raise ResidencyError unless what is made of these shards may be at the training site."""
+    """Raise ResidencyError unless what is made of these shards may be in the region."""
     for jurisdiction in sorted({shard.jurisdiction for shard in shards}):
         for artifact in artifacts:
-            config.residency.require(jurisdiction, artifact, config.site.name)
+            config.residency.require(jurisdiction, artifact, region.name)
+
+
+def check_artifact_root(config: Config, uri: str) -> None:
+    """Raise ResidencyError when MLflow keeps artifacts in a place that no region is named for."""
+    if config.registration.region is None and not is_on_this_machine(uri):
+        raise ResidencyError(
+            f"params.yaml: register.region: the MLflow experiment "
+            f"'{config.registration.experiment}' keeps its artifacts in {uri}, which is not on "
+            "this machine: name the region that this is in, or another register.experiment"
+        )

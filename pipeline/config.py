@@ -17,6 +17,7 @@ from pydantic import (
     model_validator,
 )
 
+from data.errors import ResidencyError
 from data.residency import Residency, Rule
 from data.sharding import ShardConfig
 from pipeline.errors import ConfigError
@@ -30,6 +31,7 @@ from training.config import (
     RegisterConfig,
     TrainConfig,
 )
+from training.tracking import is_on_this_machine
 
 PARAMS_FILE = "params.yaml"
 
@@ -85,6 +87,14 @@ class ScheduleConfig(BaseModel, frozen=True, extra="forbid"):
         return name
 
 
+class VersioningConfig(BaseModel, frozen=True, extra="forbid"):
+    """Where `convoy push` keeps the raw input."""
+
+    remotes: dict[str, str] = {}
+    """A DVC remote for a region, as DVC takes it: a folder, s3://BUCKET/PATH, ssh://HOST/PATH, ...
+    A region without one has .convoy/dvc/REGION."""
+
+
 class Config(BaseModel, frozen=True, extra="forbid"):
     """One run of the pipeline."""
 
@@ -100,6 +110,7 @@ class Config(BaseModel, frozen=True, extra="forbid"):
     evaluate: EvaluateConfig
     registration: RegisterConfig = Field(alias="register")
     schedule: ScheduleConfig = ScheduleConfig()
+    versioning: VersioningConfig = VersioningConfig()
 
     @field_validator("regions", mode="before")
     @classmethod
@@ -134,11 +145,26 @@ class Config(BaseModel, frozen=True, extra="forbid"):
 
         check("train.region", (self.train.region,))
         check("upload.regions", self.upload.regions or ())
+        if self.registration.region:
+            check("register.region", (self.registration.region,))
+        check("versioning.remotes", tuple(self.versioning.remotes))
         for rule in self.residency.rules:
             check(f"residency.rules: rule '{rule.name}'", rule.regions)
+            self._check_home(rule)
         if self.upload.regions and self.train.region not in self.upload.regions:
             raise ValueError(f"upload.regions: must name train.region '{self.train.region}'")
         return self
+
+    def _check_home(self, rule: Rule) -> None:
+        """A rule that calls a region home contradicts that region's own jurisdiction."""
+        if rule.mechanism == "home":
+            for name in rule.regions:
+                if self.regions[name].jurisdiction not in rule.jurisdictions:
+                    raise ValueError(
+                        f"residency.rules: rule '{rule.name}' calls region {name} home, and that "
+                        f"is in {self.regions[name].jurisdiction}, whose records the rule does "
+                        "not name: correct regions, jurisdictions or mechanism"
+                    )
 
     @property
     def upload_regions(self) -> tuple[Region, ...]:
@@ -148,6 +174,34 @@ class Config(BaseModel, frozen=True, extra="forbid"):
     def site(self) -> Region:
         """The region where training reads."""
         return self.regions[self.train.region]
+
+    @property
+    def tracking_region(self) -> Region:
+        """Where metrics and models go. Raises ResidencyError for an MLflow elsewhere that no
+        region is named for: nothing is assumed of it.
+        """
+        if self.registration.region is not None:
+            return self.regions[self.registration.region]
+        if not is_on_this_machine(self.tracking_uri):
+            raise ResidencyError(
+                f"{PARAMS_FILE}: register.region: MLflow at {self.tracking_uri} is not on this "
+                "machine, so name the region that it and its artifacts are in: one of "
+                f"{', '.join(self.regions)}"
+            )
+        return self.site
+
+    def find_region(self, name: str) -> Region:
+        """The region of that name. Raises ConfigError."""
+        if name not in self.regions:
+            known = ", ".join(self.regions)
+            raise ConfigError(
+                f"{PARAMS_FILE}: regions: there is no region '{name}'; there are {known}"
+            )
+        return self.regions[name]
+
+    def home_of(self, jurisdiction: str) -> Region | None:
+        """The region within a jurisdiction, the first if there are several."""
+        return next((r for r in self.regions.values() if r.jurisdiction == jurisdiction), None)
 
     @property
     def tracking_uri(self) -> str:
@@ -186,6 +240,7 @@ _SECTIONS: dict[tuple[Any, ...], type[BaseModel]] = {
     ("evaluate",): EvaluateConfig,
     ("register",): RegisterConfig,
     ("schedule",): ScheduleConfig,
+    ("versioning",): VersioningConfig,
 }
 
 

@@ -4,6 +4,7 @@ import contextlib
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from data.manifest import Manifest
 from data.residency import Exclusion
 from data.shard import Shard
 from pipeline import workspace
+from pipeline.checks import check_artifact_root
 from pipeline.config import Config
 from pipeline.lineage import digest_training, lineage_tags
 from training.errors import RegistryError
@@ -60,6 +62,7 @@ def open_run(
                 f"{config.dataset}-{fingerprint[:8]}",
                 lineage_tags(config, root, manifest, excluded) | {"convoy.run": fingerprint},
                 _flatten(config.train.model_dump(mode="json"), "train"),
+                partial(check_artifact_root, config),
             )
             directory.mkdir(parents=True, exist_ok=True)
             marker.write_text(run_id)

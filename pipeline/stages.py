@@ -21,6 +21,7 @@ from data.shard import Shard
 from data.sharding import check_record, write_shards
 from data.upload import UploadReceipt, read_receipt, upload_region
 from pipeline import workspace
+from pipeline.borders import count_crossings, log_exclusions, log_made, log_refusals
 from pipeline.checks import (
     check_ingest,
     check_jurisdictions,
@@ -129,10 +130,11 @@ def _known(records: Iterator[Record], config: Config, unknown: Counter[str]) -> 
 def upload(config: Config) -> Placement:
     """Seal each shard for every region where it may live, and place it there."""
     manifest = read_current_manifest(config)
-    check_placeable(config, manifest)
-    check_site(config, manifest)
     log = AccessLog(workspace.ACCESS_LOG)
+    log_refusals(config, lambda: check_placeable(config, manifest))
+    log_refusals(config, lambda: check_site(config, manifest))
     checks = check_regions(config, log)
+    count_crossings(config, manifest, config.upload_regions, log)
     transfer = _start_transfer(config, manifest)
 
     def count(shard: Shard, sent: bool) -> None:
@@ -180,9 +182,13 @@ def train(config: Config) -> TrainReport:
     open_workload(config, root)
     manifest = read_current_manifest(config)
     read_receipt(workspace.RECEIPTS / f"{config.site.name}.json", manifest)
-    readable, excluded = check_site(config, manifest)
-    open_region(manifest, config.site, AccessLog(workspace.ACCESS_LOG))
+    readable, excluded = log_refusals(config, lambda: check_site(config, manifest))
+    log = AccessLog(workspace.ACCESS_LOG)
+    log_exclusions(config, manifest, excluded, log)
+    open_region(manifest, config.site, log)
     with open_run(config, root, manifest, readable, excluded) as run:
+        log_made(config, "checkpoint", run.fingerprint, readable, log)
+        log_made(config, "metrics", run.mlflow_run_id, readable, log)
         spec = TrainSpec(
             root=root,
             workload=config.workload.module,
@@ -245,7 +251,7 @@ def evaluate(config: Config) -> Metrics:
 
     workload = open_workload(config, Path.cwd())
     manifest = read_current_manifest(config)
-    trained = _read_current_training(config, manifest)
+    trained, _ = _read_current_training(config, manifest)
     site = config.site.name
     readable, excluded = config.residency.split_readable(manifest.of("holdout"), site)
     sealed = open_region(manifest, config.site, AccessLog(workspace.ACCESS_LOG))
@@ -286,7 +292,7 @@ def register(config: Config) -> ModelVersion:
 
     root = Path.cwd()
     manifest = read_current_manifest(config)
-    trained = _read_current_training(config, manifest)
+    trained, readable = _read_current_training(config, manifest)
     metrics = workspace.read_result(workspace.EVALUATED / "evaluation.json", Metrics, "evaluate")
     if metrics.fingerprint != trained.fingerprint:
         raise WorkspaceError(
@@ -294,13 +300,15 @@ def register(config: Config) -> ModelVersion:
             "run `convoy stage evaluate`"
         )
     excluded = (*trained.excluded, *metrics.excluded)
+    name = config.registration.model_name
+    log_made(config, "model", name, readable, AccessLog(workspace.ACCESS_LOG))
     model_version = register_model(
         open_workload(config, root),
         config.workload.code,
         workspace.TRAINED / WEIGHTS_FILE,
         config.train.model,
         metrics,
-        name=config.registration.model_name,
+        name=name,
         tracking_uri=config.tracking_uri,
         run_id=trained.mlflow_run_id,
         tags=lineage_tags(config, root, manifest, excluded)
@@ -311,18 +319,22 @@ def register(config: Config) -> ModelVersion:
     return model_version
 
 
-def _read_current_training(config: Config, manifest: Manifest) -> TrainReport:
-    """Raise WorkspaceError unless the last training was of the present data, code and parameters:
-    a record that it trained on could be held out now.
+def _read_current_training(
+    config: Config, manifest: Manifest
+) -> tuple[TrainReport, tuple[Shard, ...]]:
+    """The last training and the shards that it read.
+
+    Raises WorkspaceError unless it was of the present data, code and parameters: a record that it
+    trained on could be held out now.
     """
     trained = read_train_report()
-    readable, _ = check_site(config, manifest)
+    readable, _ = log_refusals(config, lambda: check_site(config, manifest))
     if digest_training(config, manifest, readable) != trained.fingerprint:
         raise WorkspaceError(
             f"{workspace.TRAINED} is of other data, code, rules or parameters than the present "
             "ones: run `convoy stage train` to train on these"
         )
-    return trained
+    return trained, readable
 
 
 def read_train_report() -> TrainReport:

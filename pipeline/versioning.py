@@ -69,7 +69,7 @@ def read_revision(root: Path) -> Revision:
 
 def find_stale(root: Path, stage: str) -> list[str]:
     """Why DVC would run the stage; empty when it is up to date."""
-    with _repo(root) as repo:
+    with open_repository(root) as repo:
         status: dict[str, Any] = repo.status(targets=[stage])
     reasons: list[str] = []
     for changes in status.values():
@@ -84,13 +84,13 @@ def find_stale(root: Path, stage: str) -> list[str]:
 
 def commit_stage(root: Path, stage: str) -> None:
     """Tell DVC that the stage was run and these are its outputs."""
-    with _repo(root) as repo:
+    with open_repository(root) as repo:
         repo.commit(target=stage, force=True)
 
 
 def take_snapshot(root: Path, stages: tuple[str, ...]) -> Snapshot:
     """End a flow. Raises VersioningError when an output or a dependency changed meanwhile."""
-    with _repo(root) as repo:
+    with open_repository(root) as repo:
         status = repo.status()
     if status:
         raise VersioningError(
@@ -101,7 +101,8 @@ def take_snapshot(root: Path, stages: tuple[str, ...]) -> Snapshot:
 
 
 @contextlib.contextmanager
-def _repo(root: Path) -> Iterator["Repo"]:
+def open_repository(root: Path) -> Iterator["Repo"]:
+    """DVC's view of the workspace, quiet. Its errors are raised as VersioningError."""
     os.environ.setdefault("DVC_NO_ANALYTICS", "1")
     import logging
 

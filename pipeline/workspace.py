@@ -29,6 +29,7 @@ EVALUATED = ARTIFACTS / "evaluate"
 REGISTERED = ARTIFACTS / "register"
 REPORT = ARTIFACTS / "report" / "index.html"
 RUNS = STATE / "runs"
+CROSSINGS = STATE / "crossings.json"
 ACCESS_LOG = STATE / "access.log"
 LOCK = STATE / "lock"
 

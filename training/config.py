@@ -117,5 +117,8 @@ class RegisterConfig(BaseModel, frozen=True, extra="forbid"):
     experiment: str = "convoy"
     tracking_uri: str = "sqlite:///.convoy/mlflow.db"
     """MLFLOW_TRACKING_URI in the environment overrides it."""
+    region: str | None = None
+    """The region that MLflow and its artifacts are in; null for one on this machine, which is in
+    `train.region`."""
     require_clean_git: bool = False
     """Refuse, before anything is spent, to train from uncommitted code or parameters."""

@@ -5,12 +5,15 @@ import queue
 import sqlite3
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from ipaddress import ip_address
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel
 
+from storage.errors import ConvoyError
 from training.errors import RegistryError
 
 if TYPE_CHECKING:
@@ -34,6 +37,18 @@ def open_client(tracking_uri: str) -> "MlflowClient":
     from mlflow.tracking import MlflowClient
 
     return MlflowClient(tracking_uri, tracking_uri)
+
+
+def is_on_this_machine(uri: str) -> bool:
+    """Whether a tracking server, or an artifact root, is a file here or listens on loopback."""
+    parts = urlsplit(uri)
+    if parts.scheme in ("http", "https"):
+        try:
+            return ip_address(parts.hostname or "").is_loopback
+        except ValueError:
+            return parts.hostname == "localhost"
+    # Artifacts behind the tracking server are where that is.
+    return parts.scheme in ("", "file", "sqlite", "mlflow-artifacts")
 
 
 def check_tracking(tracking_uri: str) -> None:
@@ -71,8 +86,11 @@ def start_run(
     name: str,
     tags: Mapping[str, str],
     params: Mapping[str, Any],
+    check_root: Callable[[str], None] = lambda root: None,
 ) -> str:
-    """Make a run and give its id. Raises RegistryError when MLflow cannot be reached."""
+    """Make a run and give its id, once `check_root` found nothing wrong with where the experiment
+    keeps its artifacts. Raises RegistryError when MLflow cannot be reached.
+    """
     check_tracking(tracking_uri)
     try:
         client = open_client(tracking_uri)
@@ -82,12 +100,15 @@ def start_run(
             experiment_id = client.create_experiment(
                 experiment, artifact_location=artifact_location if local else None
             )
-        else:
-            experiment_id = found.experiment_id
+            found = client.get_experiment(experiment_id)
+        experiment_id = found.experiment_id
+        check_root(found.artifact_location)
         run = client.create_run(experiment_id, run_name=name, tags=dict(tags))
         run_id: str = run.info.run_id
         for key, value in params.items():
             client.log_param(run_id, key, value)
+    except ConvoyError:
+        raise
     except Exception as error:
         raise _unavailable(
             tracking_uri, f"cannot be reached or written ({type(error).__name__}: {error})"

@@ -11,9 +11,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from data.crossings import read_crossings
 from pipeline import workspace
 from pipeline.config import Config
-from pipeline.errors import ConfigError, PipelineError
+from pipeline.errors import PipelineError
 from storage.access_log import AccessLog
 from storage.envelope import StoredEnvelope, list_envelopes, list_shredded
 from storage.region import Region
@@ -45,7 +46,7 @@ def _rotate(config: Config, names: Sequence[str], as_json: bool) -> int:
 
 def _share_a_key(config: Config, names: Sequence[str]) -> list[tuple[Region, ...]]:
     """The regions, and those that have the wrapping key of one of them, grouped by it."""
-    wanted = dict.fromkeys(_find_region(config, name).wrapping_key for name in names)
+    wanted = dict.fromkeys(config.find_region(name).wrapping_key for name in names)
     return [
         tuple(region for region in config.regions.values() if region.wrapping_key == key)
         for key in wanted
@@ -53,11 +54,16 @@ def _share_a_key(config: Config, names: Sequence[str]) -> list[tuple[Region, ...
 
 
 def _shred(config: Config, options: argparse.Namespace) -> int:
-    region = _find_region(config, options.region)
+    region = config.find_region(options.region)
     found = find_envelopes(region, options.dataset, options.version)
     if not options.yes:
         _confirm(options.dataset, region, found)
     done = shred(region, found, AccessLog(workspace.ACCESS_LOG))
+    if workspace.CROSSINGS.exists():
+        crossings = read_crossings(workspace.CROSSINGS)
+        for envelope in done:
+            crossings = crossings.mark_shredded(envelope.version, region.name)
+        crossings.write(workspace.CROSSINGS)
     if options.json:
         print(json.dumps([dataclasses.asdict(envelope) for envelope in done], indent=2))
         return 0
@@ -107,13 +113,6 @@ def _list(config: Config, as_json: bool) -> int:
         table.add_row(row["region"], row["dataset"], row["version"][:12], state)
     Console().print(table if rows else "no key yet: `convoy stage upload` makes them")
     return 0
-
-
-def _find_region(config: Config, name: str) -> Region:
-    if name not in config.regions:
-        known = ", ".join(config.regions)
-        raise ConfigError(f"params.yaml: regions: there is no region '{name}'; there are {known}")
-    return config.regions[name]
 
 
 def _tell(what: str, envelope: EnvelopeDone) -> None:

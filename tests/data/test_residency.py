@@ -94,3 +94,14 @@ def test_a_rule_must_say_its_ground(field: str) -> None:
 def test_two_rules_of_one_name_are_refused() -> None:
     with pytest.raises(ValidationError, match="two rules are named 'r'"):
         Residency(rules=(rule("r", ("EU",), ("eu",)), rule("r", ("US",), ("us",))))
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"mechanism": "contract"}, {"expires": "2030-01-01"}, {"yearly_limit": 5}]
+)
+def test_two_rules_about_the_same_contradict_each_other(more: dict[str, object]) -> None:
+    words = r"'r' and 's' contradict each other: both say whether shard of US may be in eu"
+    with pytest.raises(ValidationError, match=words):
+        Residency(
+            rules=(rule("r", ("EU", "US"), ("eu",)), rule("s", ("US",), ("us", "eu"), **more))
+        )
