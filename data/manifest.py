@@ -114,15 +114,17 @@ def _column_complaints(columns: dict[str, Any]) -> Iterator[str]:
         if not isinstance(values, list) or len(values) != len(columns["name"]):
             yield f"shards.{column}: it is not a list as long as shards.name"
             return
-        for number, entry in enumerate(values):
-            if not _is_valid(column, entry):
-                yield f"shards.{column}[{number}]: it is not what the format allows"
+        if not _is_valid(column, values):
+            yield f"shards.{column}: an entry is not what the format allows"
+            return
     if len(set(columns["name"])) != len(columns["name"]):
         yield "shards.name: a name is there twice"
 
 
-def _is_valid(column: str, entry: Any) -> bool:
+def _is_valid(column: str, entries: list[Any]) -> bool:
+    kinds = set(map(type, entries))
     pattern = _TEXT.get(column)
     if pattern is None:
-        return type(entry) is int and 0 < entry <= _LARGEST_EXACT
-    return type(entry) is str and pattern.fullmatch(entry) is not None
+        in_range = kinds <= {int} and 0 < min(entries, default=1)
+        return in_range and max(entries, default=1) <= _LARGEST_EXACT
+    return kinds <= {str} and all(map(pattern.fullmatch, set(entries)))

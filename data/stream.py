@@ -20,12 +20,18 @@ class SampleStream:
 
     The shards of the present window are open. Those of the next one are opened while this one is
     used up, in step with it, so that a store's latency is hidden; at the end of a window both are
-    in memory, and never more than two windows.
+    in memory, and never more than two windows. Nothing is opened for positions from `stop` on.
     """
 
-    def __init__(self, order: SampleOrder, open_shard: Callable[[int], OpenShard]) -> None:
+    def __init__(
+        self,
+        order: SampleOrder,
+        open_shard: Callable[[int], OpenShard],
+        stop: int | None = None,
+    ) -> None:
         self._order = order
         self._open_shard = open_shard
+        self._stop = stop
         self._opened: dict[int, Future[OpenShard]] = {}
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="shards")
 
@@ -58,9 +64,10 @@ class SampleStream:
         while window.stop <= last:
             window = self._order.window_at(window.stop)
             wanted += window.shards.tolist()
-        following = self._order.window_at(window.stop).shards
-        used = (last + 1 - window.start) / window.num_samples
-        wanted += following[: math.ceil(used * len(following))].tolist()
+        if self._stop is None or window.stop < self._stop:
+            following = self._order.window_at(window.stop).shards
+            used = (last + 1 - window.start) / window.num_samples
+            wanted += following[: math.ceil(used * len(following))].tolist()
         for shard in self._opened.keys() - set(wanted):
             self._opened.pop(shard).cancel()
         for shard in wanted:

@@ -62,20 +62,23 @@ class Loader:
         in_window = int(self.order.num_samples * share) // self._global_batch
         return max(1, min(samples // self._size, in_window))
 
-    def batches(self, cursor: int) -> "Batches":
-        """Endless batches of this rank, the first one from global position `cursor`.
+    def batches(self, cursor: int, stop: int | None = None) -> "Batches":
+        """Batches of this rank from global position `cursor` to `stop`, whole batches apart, or
+        endless.
 
         Close it: threads end with it.
         """
+        assert stop is None or (stop - cursor) % self._global_batch == 0
         size = self._size
-        starts = self._offset + self._global_batch * np.arange(self._batches_at_once)
-        positions = (starts[:, None] + np.arange(size)).reshape(-1)
-        with closing(SampleStream(self.order, self._open)) as stream:
-            while True:
-                records = stream.records(cursor + positions)
+        with closing(SampleStream(self.order, self._open, stop)) as stream:
+            while stop is None or cursor < stop:
+                end = cursor + self._global_batch * self._batches_at_once
+                end = end if stop is None else min(end, stop)
+                starts = np.arange(cursor, end, self._global_batch) + self._offset
+                records = stream.records((starts[:, None] + np.arange(size)).reshape(-1))
                 for first in range(0, len(records), size):
                     yield self._collate(records[first : first + size])
-                cursor += self._global_batch * self._batches_at_once
+                cursor = end
 
 
 def prefetch(batches: "Batches", depth: int = 4) -> "Batches":
@@ -83,10 +86,10 @@ def prefetch(batches: "Batches", depth: int = 4) -> "Batches":
 
     Close it: the thread ends with it, and `batches` is closed.
     """
-    ready: queue.Queue[Batch | BaseException] = queue.Queue(depth)
+    ready: queue.Queue[Batch | BaseException | None] = queue.Queue(depth)
     stopped = threading.Event()
 
-    def offer(item: "Batch | BaseException") -> None:
+    def offer(item: "Batch | BaseException | None") -> None:
         while not stopped.is_set():
             try:
                 ready.put(item, timeout=0.1)
@@ -101,14 +104,14 @@ def prefetch(batches: "Batches", depth: int = 4) -> "Batches":
                     offer(batch)
                     if stopped.is_set():
                         return
+            offer(None)
         except BaseException as error:  # handed to the consumer, who raises it
             offer(error)
 
     thread = threading.Thread(target=fill, name="loader", daemon=True)
     thread.start()
     try:
-        while True:
-            item = ready.get()
+        while (item := ready.get()) is not None:
             if isinstance(item, BaseException):
                 raise item
             yield item

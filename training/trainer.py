@@ -61,7 +61,8 @@ def train(spec: TrainSpec, workload: Workload, on_step: OnStep) -> None:
         window=config.window_shards,
     )
     log = StepLog(spec.run_directory / STEPS_FILE, progress.step, on_step)
-    with closing(prefetch(loader.batches(progress.cursor))) as batches:
+    stop = config.steps * config.global_batch
+    with closing(prefetch(loader.batches(progress.cursor, stop))) as batches:
         for step in range(progress.step + 1, config.steps + 1):
             started = time.perf_counter()
             inputs, target = next(batches)

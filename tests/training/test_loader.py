@@ -158,6 +158,14 @@ def test_batches_come_in_order_and_the_thread_ends_with_the_loop() -> None:
     assert not [t for t in threading.enumerate() if t.name == "loader"]
 
 
+def test_batches_end_where_they_should_and_nothing_beyond_is_opened() -> None:
+    sealed = Sealed()
+    batches = cast(Any, prefetch(make_loader(sealed, batch=10).batches(0, 100)))
+    assert sorted(number for numbers, _ in batches for number in numbers) == list(range(100))
+    assert sorted(sealed.opened) == ["0", "1", "2", "3"]
+    assert not [t for t in threading.enumerate() if t.name.startswith(("loader", "shards"))]
+
+
 def test_rows_stand_where_the_order_says() -> None:
     loader = make_loader(Sealed())
     shards, rows = loader.order.slice(0, 12)
