@@ -125,6 +125,6 @@ def _is_valid(column: str, entries: list[Any]) -> bool:
     kinds = set(map(type, entries))
     pattern = _TEXT.get(column)
     if pattern is None:
-        in_range = kinds <= {int} and 0 < min(entries, default=1)
+        in_range = kinds <= {int} and min(entries, default=1) > 0
         return in_range and max(entries, default=1) <= _LARGEST_EXACT
     return kinds <= {str} and all(map(pattern.fullmatch, set(entries)))
