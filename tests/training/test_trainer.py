@@ -81,6 +81,16 @@ class TestTrain:
         assert run(work) == []  # from the last commit there is nothing left to do
         assert (work.path / "run" / WEIGHTS_FILE).read_bytes() == weights
 
+    def test_a_cache_is_filled_and_changes_no_loss(self, work: Workspace) -> None:
+        directory = work.path / "cache"
+        cache = {"directory": str(directory), "limit_bytes": 1 << 20}
+        losses = [line["loss"] for line in run(work, cache=cache)]
+        kept = {path.name for path in directory.glob("*.sealed")}
+        assert kept
+        (work.path / "run").rename(work.path / "first")
+        assert [line["loss"] for line in run(work)] == losses
+        assert {path.name for path in directory.glob("*.sealed")} == kept
+
     def test_a_metric_that_is_not_there_is_found_before_the_first_step(
         self, work: Workspace
     ) -> None:
