@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute  # noqa: F401  # loads with the first record that is taken
+import pyarrow.compute  # loads with the first record that is taken
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
