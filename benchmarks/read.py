@@ -32,7 +32,7 @@ from data.sealed_shards import SealedShards
 from training.loader import Loader
 
 REPETITIONS = 3
-DATA_BYTES = 80_000_000
+DATA_BYTES = 40_000_000
 BATCH = 32
 WINDOW = 4
 TARGETS = {
