@@ -85,6 +85,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--target", metavar="FIELD", help="the field to predict; none: model the text"
     )
     init.add_argument("--train-in", metavar="J", help="the jurisdiction where training reads")
+    _add_audit(commands.add_parser("audit", help="the access log: verify, show, prove"))
     return parser
 
 
@@ -128,6 +129,32 @@ def _add_keys(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
 
     listed = verbs.add_parser("list", help="which dataset versions have a key, and where")
     listed.add_argument("--json", action="store_true", help="print it as JSON")
+
+
+def _add_audit(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    verify = actions.add_parser("verify", help="is it whole? exit status 1 if it is not")
+    show = actions.add_parser("show", help="its entries")
+    prove = actions.add_parser("prove", help="write a proof for docs/verify_entry.py, as JSON")
+    checkpoint = actions.add_parser("checkpoint", help="sign what it is now and copy that outside")
+    key = actions.add_parser("key", help="print the key that its checkpoints are checked with")
+    for action in (verify, show, prove):
+        action.add_argument("--log", type=Path, metavar="FILE", help="another log than this one's")
+    for action in (verify, prove, checkpoint, key):
+        action.add_argument("--key", metavar="KEY", help="check with this key, and no other")
+    for action in (verify, show):
+        action.add_argument("--json", action="store_true", help="print JSON")
+    show.add_argument("--object", metavar="TEXT", help="objects whose name holds this")
+    show.add_argument("--region", metavar="NAME")
+    show.add_argument("--actor", metavar="NAME")
+    show.add_argument("--decision", choices=("allowed", "refused"))
+    show.add_argument("--since", metavar="TIME", help="from this time on, UTC if it says no zone")
+    show.add_argument("--until", metavar="TIME", help="before this time")
+    prove.add_argument("entry", type=int, nargs="?", metavar="ENTRY", help="its number, from 0")
+    prove.add_argument(
+        "--extends", type=int, metavar="SIZE", help="prove that the log extends this checkpoint"
+    )
+    prove.add_argument("--output", type=Path, metavar="FILE", help="instead of the terminal")
 
 
 def main(arguments: list[str] | None = None) -> int:

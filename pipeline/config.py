@@ -22,6 +22,7 @@ from data.residency import Residency, Rule
 from data.sharding import ShardConfig
 from pipeline.errors import ConfigError
 from pipeline.params_file import ParamsFile, read_params_file
+from storage.log_checkpoint import AuditConfig
 from storage.region import Claims, Region
 from training.config import (
     CheckpointConfig,
@@ -111,6 +112,7 @@ class Config(BaseModel, frozen=True, extra="forbid"):
     registration: RegisterConfig = Field(alias="register")
     schedule: ScheduleConfig = ScheduleConfig()
     versioning: VersioningConfig = VersioningConfig()
+    audit: AuditConfig = AuditConfig()
 
     @field_validator("regions", mode="before")
     @classmethod
@@ -241,6 +243,7 @@ _SECTIONS: dict[tuple[Any, ...], type[BaseModel]] = {
     ("register",): RegisterConfig,
     ("schedule",): ScheduleConfig,
     ("versioning",): VersioningConfig,
+    ("audit",): AuditConfig,
 }
 
 

@@ -30,7 +30,7 @@ REGISTERED = ARTIFACTS / "register"
 REPORT = ARTIFACTS / "report" / "index.html"
 RUNS = STATE / "runs"
 CROSSINGS = STATE / "crossings.json"
-ACCESS_LOG = STATE / "access.log"
+ACCESS_LOG = STATE / "access" / "log.jsonl"
 LOCK = STATE / "lock"
 
 _DISK_PROBLEMS = {

@@ -1,0 +1,153 @@
+"""`convoy audit`: is the access log whole, what does it say, and proofs for others."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from pipeline.config import Config
+from pipeline.errors import PipelineError
+from pipeline.workspace import ACCESS_LOG
+from storage.access_log import AccessEntry, AccessLog
+from storage.errors import StorageError
+from storage.log_checkpoint import AuditConfig, Notary, Witness, read_signing_key
+from storage.log_proof import prove_entry, prove_extension
+from storage.log_verification import Verification, verify_log
+from storage.signed_note import VerifierKey
+
+
+def main(options: argparse.Namespace) -> int:
+    audit = Config.load().audit
+    act: dict[str, Callable[[argparse.Namespace, AuditConfig], int]] = {
+        "verify": _verify,
+        "show": _show,
+        "prove": _prove,
+        "checkpoint": _checkpoint,
+        "key": _print_key,
+    }
+    return act[options.action](options, audit)
+
+
+def _verify(options: argparse.Namespace, audit: AuditConfig) -> int:
+    witness = Witness(audit.witness)
+    log = options.log or ACCESS_LOG
+    verification = verify_log(log, witness.checkpoints(), _find_key(options, audit, witness))
+    if options.json:
+        print(verification.model_dump_json(indent=2))
+    else:
+        print("\n".join(_describe(verification, log)))
+    return 0 if verification.is_whole else 1
+
+
+def _describe(verification: Verification, log: Path) -> Iterator[str]:
+    for finding in verification.findings:
+        where = "" if finding.entry is None else f"entry {finding.entry}: "
+        yield f"NOT WHOLE  {where}{finding.what}"
+    for silent in verification.silent_writers:
+        yield f"note       writer {silent.writer} on {silent.host} {silent.what}"
+    if verification.is_whole:
+        num_after = verification.num_entries - verification.num_proven
+        yield (
+            f"whole      {log}: {verification.num_entries} entries; the newest of "
+            f"{verification.num_checkpoints} outside checkpoints proves {verification.num_proven}, "
+            f"{num_after} came after it"
+        )
+    yield f"key        {verification.key or 'none yet'}"
+
+
+def _show(options: argparse.Namespace, audit: AuditConfig) -> int:
+    since, until = _time(options.since, "--since"), _time(options.until, "--until")
+    wanted = {"region": options.region, "actor": options.actor, "decision": options.decision}
+    wanted = {name: value for name, value in wanted.items() if value is not None}
+
+    def matches(entry: AccessEntry) -> bool:
+        return (
+            all(getattr(entry, name) == value for name, value in wanted.items())
+            and (options.object is None or options.object in entry.object)
+            and (since is None or entry.time >= since)
+            and (until is None or entry.time < until)
+        )
+
+    for number, entry in enumerate(AccessLog(options.log or ACCESS_LOG).entries()):
+        if matches(entry):
+            if options.json:
+                print(json.dumps({"entry": number, **entry.model_dump(mode="json")}))
+            else:
+                print(_line(number, entry))
+    return 0
+
+
+def _line(number: int, entry: AccessEntry) -> str:
+    where = entry.region or "-"
+    if entry.from_region or entry.to_region:
+        where = f"{entry.from_region or '-'}>{entry.to_region or '-'}"
+    return (
+        f"{number:>7} {entry.time:%Y-%m-%dT%H:%M:%SZ} {entry.actor}@{entry.host} {entry.action} "
+        f"{entry.decision} {where} {entry.artifact} {entry.object} {entry.num_bytes} "
+        f"({entry.reason})"
+    )
+
+
+def _prove(options: argparse.Namespace, audit: AuditConfig) -> int:
+    witness = Witness(audit.witness)
+    key = _find_key(options, audit, witness)
+    if key is None:
+        raise StorageError("there is no checkpoint yet: run a stage, or `convoy audit checkpoint`")
+    log = options.log or ACCESS_LOG
+    proof: BaseModel
+    if options.extends is not None:
+        proof = prove_extension(log, options.extends, witness.checkpoints(), key)
+    elif options.entry is not None:
+        proof = prove_entry(log, options.entry, witness.checkpoints(), key)
+    else:
+        raise PipelineError("name an entry by its number, or a checkpoint by --extends SIZE")
+    text = proof.model_dump_json(indent=2) + "\n"
+    if options.output is None:
+        sys.stdout.write(text)
+    else:
+        options.output.write_text(text, encoding="utf-8")
+    return 0
+
+
+def _checkpoint(options: argparse.Namespace, audit: AuditConfig) -> int:
+    checkpoint = Notary(ACCESS_LOG, audit).publish()
+    print(f"{checkpoint.size} entries" if checkpoint else f"{ACCESS_LOG} is empty")
+    return 0
+
+
+def _print_key(options: argparse.Namespace, audit: AuditConfig) -> int:
+    key = _find_key(options, audit, Witness(audit.witness))
+    if key is None:
+        raise StorageError("there is no key yet: the first checkpoint makes it")
+    print(key)
+    return 0
+
+
+def _find_key(
+    options: argparse.Namespace, audit: AuditConfig, witness: Witness
+) -> VerifierKey | None:
+    """The key that was given, else this log's own, else the one in the second place."""
+    if options.key is not None:
+        try:
+            return VerifierKey.parse(options.key)
+        except ValueError as error:
+            raise PipelineError(f"--key: {error}; `convoy audit key` prints it") from None
+    if not audit.signing_key.exists():
+        return witness.key()
+    return read_signing_key(audit.signing_key).verifier
+
+
+def _time(text: str | None, option: str) -> datetime | None:
+    if text is None:
+        return None
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise PipelineError(
+            f"{option}: {text!r} is no time: use 2026-01-31 or 2026-01-31T12:00:00+02:00"
+        ) from None
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
