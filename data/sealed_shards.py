@@ -127,9 +127,13 @@ def open_region(
 ) -> SealedShards:
     """Unwrap the region's data key for this dataset version; `writable` makes it when missing."""
     store = open_store(region)
+    name = envelope_name(manifest.digest)
     obtain = obtain_data_key if writable else unwrap_data_key
+    is_new = writable and not store.exists(name)
     key = obtain(region, store, open_keyring(region), manifest.dataset, manifest.digest)
-    record_access(log, region, "unwrap", envelope_name(manifest.digest))
+    if is_new:
+        record_access(log, region, "generate", name)
+    record_access(log, region, "unwrap", name)
     return SealedShards(manifest, region, store, key, log, cache)
 
 
@@ -151,5 +155,6 @@ def record_access(
             num_bytes=num_bytes,
             decision="refused" if refused else "allowed",
             reason=refused or "residency",
+            key_id=region.wrapping_key if action in ("generate", "unwrap") else "",
         )
     )

@@ -35,9 +35,10 @@ from pipeline.config import Config
 from pipeline.errors import PipelineError, WorkspaceError
 from pipeline.lineage import digest_training, lineage_tags
 from pipeline.progress import Transfer, report
+from pipeline.recording import open_log, recorded
 from pipeline.runs import open_run
 from pipeline.versioning import check_repository
-from storage.access_log import AccessLog
+from storage.access_log import AccessEntry
 from training.evaluate import Metrics
 from training.registry import ModelVersion
 from training.spec import STEPS_FILE, WEIGHTS_FILE, TrainSpec
@@ -92,6 +93,7 @@ def ingest(config: Config) -> RawInput:
     return RawInput(path=target, num_files=len(sizes), num_bytes=sum(sizes))
 
 
+@recorded
 def shard(config: Config) -> Manifest:
     """Group the records by jurisdiction into Arrow files, and write the manifest last."""
     workload = open_workload(config, Path.cwd())
@@ -104,7 +106,7 @@ def shard(config: Config) -> Manifest:
         directory.mkdir()
         records = _known(workload.records(source), config, unknown)
         shards = write_shards(records, directory, config.shard)
-        check_jurisdictions(unknown)
+        log_refusals(config, lambda: check_jurisdictions(unknown))
         if not shards:
             raise PipelineError(f"the workload found no record in {source}: the dataset is empty")
         manifest = Manifest(dataset=config.dataset, shards=shards)
@@ -127,10 +129,11 @@ def _known(records: Iterator[Record], config: Config, unknown: Counter[str]) -> 
     report("shard", total, total, "records")
 
 
+@recorded
 def upload(config: Config) -> Placement:
     """Seal each shard for every region where it may live, and place it there."""
     manifest = read_current_manifest(config)
-    log = AccessLog(workspace.ACCESS_LOG)
+    log = open_log(config)
     log_refusals(config, lambda: check_placeable(config, manifest))
     log_refusals(config, lambda: check_site(config, manifest))
     checks = check_regions(config, log)
@@ -174,6 +177,7 @@ def _start_transfer(config: Config, manifest: Manifest) -> Transfer:
     return Transfer("upload", "shards", len(sizes), sum(sizes))
 
 
+@recorded
 def train(config: Config) -> TrainReport:
     """Train under torchrun on the shards that the site may read; a killed call is resumed."""
     root = Path.cwd()
@@ -183,7 +187,7 @@ def train(config: Config) -> TrainReport:
     manifest = read_current_manifest(config)
     read_receipt(workspace.RECEIPTS / f"{config.site.name}.json", manifest)
     readable, excluded = log_refusals(config, lambda: check_site(config, manifest))
-    log = AccessLog(workspace.ACCESS_LOG)
+    log = open_log(config)
     log_exclusions(config, manifest, excluded, log)
     open_region(manifest, config.site, log)
     with open_run(config, root, manifest, readable, excluded) as run:
@@ -198,6 +202,7 @@ def train(config: Config) -> TrainReport:
             region=config.site,
             residency=config.residency,
             access_log=root / workspace.ACCESS_LOG,
+            audit=config.audit,
             run_directory=run.directory,
             fingerprint=run.fingerprint,
             tracking_uri=config.tracking_uri,
@@ -244,6 +249,7 @@ def _write_curve(path: Path, lines: list[dict[str, float]]) -> None:
         writer.writerows([int(line["step"]), line["loss"], line["lr"]] for line in lines)
 
 
+@recorded
 def evaluate(config: Config) -> Metrics:
     """Score the model and the baselines on the held-out records that the site may read."""
     from training.evaluate import evaluate as score
@@ -253,8 +259,10 @@ def evaluate(config: Config) -> Metrics:
     manifest = read_current_manifest(config)
     trained, _ = _read_current_training(config, manifest)
     site = config.site.name
-    readable, excluded = config.residency.split_readable(manifest.of("holdout"), site)
-    sealed = open_region(manifest, config.site, AccessLog(workspace.ACCESS_LOG))
+    readable, excluded = log_refusals(
+        config, lambda: config.residency.split_readable(manifest.of("holdout"), site)
+    )
+    sealed = open_region(manifest, config.site, open_log(config))
     done = 0
 
     def count(shard: Shard) -> None:
@@ -286,6 +294,7 @@ def evaluate(config: Config) -> Metrics:
     return metrics
 
 
+@recorded
 def register(config: Config) -> ModelVersion:
     """Register the model with its lineage; it becomes the champion only if it is better."""
     from training.registry import register_model
@@ -301,7 +310,7 @@ def register(config: Config) -> ModelVersion:
         )
     excluded = (*trained.excluded, *metrics.excluded)
     name = config.registration.model_name
-    log_made(config, "model", name, readable, AccessLog(workspace.ACCESS_LOG))
+    log_made(config, "model", name, readable, open_log(config))
     model_version = register_model(
         open_workload(config, root),
         config.workload.code,
@@ -313,6 +322,17 @@ def register(config: Config) -> ModelVersion:
         run_id=trained.mlflow_run_id,
         tags=lineage_tags(config, root, manifest, excluded)
         | {"convoy.run": trained.fingerprint, "mlflow.run_id": trained.mlflow_run_id},
+    )
+    open_log(config).append(
+        AccessEntry(
+            region=config.site.name,
+            action="register",
+            object=model_version.uri,
+            artifact="model",
+            decision="allowed",
+            reason=model_version.reason,
+            run_id=trained.mlflow_run_id,
+        )
     )
     with workspace.replace_directory(workspace.REGISTERED) as fresh:
         workspace.write_result(fresh / "model_version.json", model_version)

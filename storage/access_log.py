@@ -85,10 +85,15 @@ class AccessLog:
     and closed by `close` or the end of the process.
     """
 
-    def __init__(self, path: Path, audit: AuditConfig | None = None) -> None:
-        """With `audit`, a checkpoint is made within a long stage too."""
+    def __init__(
+        self, path: Path, audit: AuditConfig | None = None, policy_digest: str = ""
+    ) -> None:
+        """With `audit`, a checkpoint is made within a long stage too. `policy_digest` goes into
+        the entries that name none.
+        """
         self._path = path.absolute()
         self._audit = audit
+        self._policy_digest = policy_digest
 
     def append(self, entry: AccessEntry) -> None:
         """Append an entry. Gets and puts are on disk within a second or some 500 entries, all
@@ -96,6 +101,8 @@ class AccessLog:
 
         Raises StorageError if this entry or an earlier one cannot be recorded.
         """
+        if self._policy_digest and not entry.policy_digest:
+            entry = entry.model_copy(update={"policy_digest": self._policy_digest})
         while not _writer_of(self._path, self._audit).append(entry):
             continue  # another thread closed the writer meanwhile
 

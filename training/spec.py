@@ -10,6 +10,7 @@ from data.residency import Residency
 from data.sealed_shards import SealedShards, open_region
 from data.shard import Shard
 from storage.access_log import AccessLog
+from storage.log_checkpoint import AuditConfig
 from storage.region import Region
 from training.config import TrainConfig
 
@@ -32,6 +33,7 @@ class TrainSpec(BaseModel, frozen=True, extra="forbid"):
     region: Region
     residency: Residency
     access_log: Path
+    audit: AuditConfig = AuditConfig()
     run_directory: Path
     """Checkpoints, logs, steps and weights of this run; kept until the run is another one."""
     fingerprint: str
@@ -42,8 +44,11 @@ class TrainSpec(BaseModel, frozen=True, extra="forbid"):
     def open_shards(self) -> tuple[SealedShards, tuple[Shard, ...]]:
         """The site's sealed shards, and those for training that it may read."""
         manifest: Manifest = read_manifest(self.manifest)
-        log = AccessLog(self.access_log)
         readable, _ = self.residency.split_readable(manifest.of("train"), self.region.name)
         kept = self.config.cache
         cache = SealedCache(self.root / kept.directory, kept.limit_bytes) if kept else None
-        return open_region(manifest, self.region, log, cache=cache), readable
+        return open_region(manifest, self.region, self.open_log(), cache=cache), readable
+
+    def open_log(self) -> AccessLog:
+        """The access log; a handle on the one writer of this process."""
+        return AccessLog(self.access_log, self.audit, self.residency.digest)

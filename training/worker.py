@@ -36,6 +36,8 @@ def run(spec: TrainSpec) -> None:
                 train(spec, workload, logger.log)
         else:
             train(spec, workload, lambda line: None)
+        # All that this rank read is in the log, or the rank fails.
+        spec.open_log().close()
     finally:
         dist.destroy_process_group()
 

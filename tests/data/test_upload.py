@@ -199,6 +199,7 @@ def test_the_log_holds_no_content_and_no_plaintext_digest(setting: Setting) -> N
     receipt, _ = setting.upload()
     sealed = open_region(setting.manifest, setting.region, setting.log)
     sealed.open(next(s for s in setting.manifest.shards if s.jurisdiction == "EU"))
+    setting.log.flush()
     text = (setting.path / "access.log").read_text()
     assert SECRET not in text
     assert not [p.digest for p in receipt.placed if p.digest in text]
