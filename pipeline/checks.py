@@ -32,7 +32,8 @@ def check_before_run(config: Config, root: Path) -> None:
     check_ingest(config, open_workload(config, root))
     log_refusals(config, lambda: config.tracking_region)
     check_tracking(config.tracking_uri)
-    check_regions(config, AccessLog(root / workspace.ACCESS_LOG))
+    log = AccessLog(root / workspace.ACCESS_LOG, policy_digest=config.residency.digest)
+    check_regions(config, log)
 
 
 def open_workload(config: Config, root: Path) -> Workload:

@@ -15,7 +15,7 @@ from storage.access_log import AccessEntry, encode_entry
 from storage.errors import SealBroken, StorageError
 from storage.log_checkpoint import Checkpoint, open_checkpoint
 from storage.log_file import LogFile
-from storage.merkle import HASH_BYTES, Frontier, hash_leaf
+from storage.merkle import HASH_BYTES, Frontier, hash_leaf, root_of
 from storage.signed_note import VerifierKey
 
 _MOST_NAMED = 20
@@ -88,7 +88,10 @@ def verify_log(
         if inside and inside[0] not in checkpoints:
             what = f"the checkpoint of {inside[0].size} entries is not in the second place"
             findings.append(Finding(entry=None, what=what))
-            checkpoints += inside
+        elif inside and inside[0].size < max(checkpoint.size for checkpoint in checkpoints):
+            what = f"{local.name} is older than the newest checkpoint in the second place"
+            findings.append(Finding(entry=None, what=what))
+        checkpoints += inside
     hashes = _read_hashes(file)
     checkpoints.sort(key=lambda checkpoint: checkpoint.size)
     findings += _compare(checkpoints, reading.leaves, hashes)
@@ -180,10 +183,10 @@ def _compare(
             continue
         until = checkpoint.size - 1
         says = f"the checkpoint of {checkpoint.size} entries"
-        known = Frontier().extend(hashes[: checkpoint.size])
-        if known.size == checkpoint.size and known.root == checkpoint.root:
-            first = _first_difference(leaves, hashes[: checkpoint.size])
-            yield Finding(entry=first, what=f"{_describe(leaves, hashes, first)}: {says} proves it")
+        known = hashes[: checkpoint.size]
+        if len(known) == checkpoint.size and root_of(known) == checkpoint.root:
+            first = _first_difference(leaves, known)
+            yield Finding(entry=first, what=f"{_describe(leaves, known, first)}: {says} proves it")
         elif root is None:
             what = f"entries {len(leaves)} to {until} are missing: {says} proves it"
             yield Finding(entry=len(leaves), what=what)
@@ -244,7 +247,7 @@ def _check_end(
         if is_proven:
             what = f"{file.hashes_path.name} was changed; a checkpoint proves the entry itself"
         yield Finding(entry=first, what=what)
-    elif Frontier().extend(leaves[:size]).root != end.frontier.root:
+    elif root_of(leaves[:size]) != end.frontier.root:
         yield Finding(entry=None, what=f"{file.tree_path.name} is the tree of other entries")
 
 

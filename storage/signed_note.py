@@ -114,6 +114,8 @@ def open_note(note: bytes, key: VerifierKey) -> str:
                 public_key.verify(signature[4:], text.encode())
             except InvalidSignature:
                 raise SealBroken(f"the signature of {key.name} is not of this text") from None
+            if is_signed:
+                raise SealBroken(f"{key.name} signed it twice")
             is_signed = True
     if not is_signed:
         raise SealBroken(f"it bears no signature of {key.name} ({key.key_id.hex()})")

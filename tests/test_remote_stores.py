@@ -89,17 +89,17 @@ def test_the_local_shards_are_not_needed(trained: Workspace) -> None:
     for path in (trained.path / "artifacts/shard/shards").iterdir():
         path.unlink()
     receipt = trained.read("artifacts/upload/eu.json")
-    num_puts = trained.read(".convoy/access.log").count(b'"action":"put"')
+    num_puts = trained.read(".convoy/access/log.jsonl").count(b'"action":"put"')
     assert "12 sealed shards in eu" in trained.run("convoy", "stage", "upload")
     assert trained.read("artifacts/upload/eu.json") == receipt
-    assert trained.read(".convoy/access.log").count(b'"action":"put"') == num_puts > 0
+    assert trained.read(".convoy/access/log.jsonl").count(b'"action":"put"') == num_puts > 0
     trained.run("convoy", "stage", "train")
 
 
 def test_every_access_is_logged_and_no_secret_is_written(
     trained: Workspace, s3: SeaweedFS, vault: OpenBao
 ) -> None:
-    log = trained.read(".convoy/access.log").decode()
+    log = trained.read(".convoy/access/log.jsonl").decode()
     for action in ("put", "get", "unwrap", "refuse"):
         assert f'"action":"{action}"' in log
     secrets = [

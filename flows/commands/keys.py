@@ -15,6 +15,7 @@ from data.crossings import read_crossings
 from pipeline import workspace
 from pipeline.config import Config
 from pipeline.errors import PipelineError
+from pipeline.recording import recording
 from storage.access_log import AccessLog
 from storage.envelope import StoredEnvelope, list_envelopes, list_shredded
 from storage.region import Region
@@ -27,13 +28,13 @@ def main(options: argparse.Namespace) -> int:
     if options.verb == "list":
         return _list(config, options.json)
     with workspace.lock_workspace(Path.cwd(), f"keys {options.verb}"):
-        if options.verb == "rotate":
-            return _rotate(config, options.regions, options.json)
-        return _shred(config, options)
+        with recording(config, f"keys {options.verb}") as log:
+            if options.verb == "rotate":
+                return _rotate(config, options.regions, log, options.json)
+            return _shred(config, options, log)
 
 
-def _rotate(config: Config, names: Sequence[str], as_json: bool) -> int:
-    log = AccessLog(workspace.ACCESS_LOG)
+def _rotate(config: Config, names: Sequence[str], log: AccessLog, as_json: bool) -> int:
     done: list[EnvelopeDone] = []
     for regions in _share_a_key(config, names or list(config.regions)):
         done += rotate(regions, log, lambda envelope: _tell("wrapped anew", envelope))
@@ -53,12 +54,12 @@ def _share_a_key(config: Config, names: Sequence[str]) -> list[tuple[Region, ...
     ]
 
 
-def _shred(config: Config, options: argparse.Namespace) -> int:
+def _shred(config: Config, options: argparse.Namespace, log: AccessLog) -> int:
     region = config.find_region(options.region)
     found = find_envelopes(region, options.dataset, options.version)
     if not options.yes:
         _confirm(options.dataset, region, found)
-    done = shred(region, found, AccessLog(workspace.ACCESS_LOG))
+    done = shred(region, found, log)
     if workspace.CROSSINGS.exists():
         crossings = read_crossings(workspace.CROSSINGS)
         for envelope in done:
