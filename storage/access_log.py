@@ -5,6 +5,7 @@ An entry names objects and never holds content or keys. docs/access-log.md speci
 what it proves; `storage.log_checkpoint` signs it, `storage.log_verification` checks it.
 """
 
+import contextlib
 import getpass
 import json
 import os
@@ -126,12 +127,17 @@ class AccessLog:
                 raise
 
     def entries(self) -> Iterator[AccessEntry]:
-        """Yield the entries, oldest first; none if there is no log yet. Raises StorageError."""
+        """Yield the accesses, oldest first; none if there is no log yet. Raises StorageError."""
+        return (entry for _, entry in self.numbered() if entry.action not in ("open", "close"))
+
+    def numbered(self) -> Iterator[tuple[int, AccessEntry]]:
+        """Yield all entries with their numbers, from 0: the accesses, and what the log says of its
+        writers. Raises StorageError."""
         self.flush()
         try:
             with self._path.open("rb") as file:
                 for number, line in enumerate(file):
-                    yield parse_entry(line, number, self._path)
+                    yield number, parse_entry(line, number, self._path)
         except FileNotFoundError:
             return
         except OSError as error:
@@ -276,8 +282,9 @@ def _arrange_closing() -> None:
 
 
 def _close_all() -> None:
-    for path in list(_writers):
-        AccessLog(path).close()
+    with contextlib.ExitStack() as stack:  # one that fails does not keep the others open
+        for path in _writers:
+            stack.callback(AccessLog(path).close)
 
 
 def _forget_after_fork() -> None:

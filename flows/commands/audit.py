@@ -72,7 +72,7 @@ def _show(options: argparse.Namespace, audit: AuditConfig) -> int:
             and (until is None or entry.time < until)
         )
 
-    for number, entry in enumerate(AccessLog(options.log or ACCESS_LOG).entries()):
+    for number, entry in AccessLog(options.log or ACCESS_LOG).numbered():
         if matches(entry):
             if options.json:
                 print(json.dumps({"entry": number, **entry.model_dump(mode="json")}))

@@ -27,11 +27,11 @@ def main(options: argparse.Namespace) -> int:
     config = Config.load()
     if options.verb == "list":
         return _list(config, options.json)
-    with workspace.lock_workspace(Path.cwd(), f"keys {options.verb}"):
-        with recording(config, f"keys {options.verb}") as log:
-            if options.verb == "rotate":
-                return _rotate(config, options.regions, log, options.json)
-            return _shred(config, options, log)
+    what = f"keys {options.verb}"
+    with workspace.lock_workspace(Path.cwd(), what), recording(config, what) as log:
+        if options.verb == "rotate":
+            return _rotate(config, options.regions, log, options.json)
+        return _shred(config, options, log)
 
 
 def _rotate(config: Config, names: Sequence[str], log: AccessLog, as_json: bool) -> int:

@@ -51,11 +51,7 @@ def path(tmp_path: Path) -> Iterator[Path]:
 def _said(path: Path) -> list[AccessEntry]:
     """The entries less what the log says of itself."""
     entries = AccessLog(path).entries()
-    return [
-        entry.model_copy(update={"writer": "", "sequence": 0})
-        for entry in entries
-        if entry.action not in ("open", "close")
-    ]
+    return [entry.model_copy(update={"writer": "", "sequence": 0}) for entry in entries]
 
 
 def test_entries_come_back_in_order(path: Path) -> None:
@@ -74,7 +70,7 @@ def test_a_writer_numbers_its_entries_from_its_opening_to_its_close(path: Path) 
     AccessLog(path).append(_entry(action="get", policy_digest="cd"))
     log.close()
     log.append(_entry())
-    *first, opened, last = log.entries()
+    *first, opened, last = (entry for _, entry in log.numbered())
     assert [entry.action for entry in first] == ["open", "put", "get", "close"]
     assert [entry.sequence for entry in first] == [0, 1, 2, 3]
     assert len({entry.writer for entry in first}) == 1
@@ -260,9 +256,9 @@ while True:
     assert "StorageError: the access log" in stderr
     assert process.returncode == 1
     num_entries = len(list(AccessLog(path).entries()))
-    assert num_entries > 1 if action == "get" else num_entries > 5
+    assert num_entries >= (1 if action == "get" else 5)
     AccessLog(path).append(_entry())
-    assert len(list(AccessLog(path).entries())) == num_entries + 2
+    assert len(list(AccessLog(path).entries())) == num_entries + 1
     assert verify_log(path, [], None).findings == ()
 
 

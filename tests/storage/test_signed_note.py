@@ -42,10 +42,10 @@ def test_signatures_of_others_are_passed_over() -> None:
 def test_every_other_form_is_refused() -> None:
     note = KEY.sign("text\n")
     for position in range(8 * len(note)):
-        broken = bytearray(note)
-        broken[position // 8] ^= 1 << position % 8
+        flipped = bytearray(note)
+        flipped[position // 8] ^= 1 << position % 8
         with pytest.raises(SealBroken):
-            open_note(bytes(broken), KEY.verifier)
+            open_note(bytes(flipped), KEY.verifier)
     for cut in range(len(note)):
         with pytest.raises(SealBroken):
             open_note(note[:cut], KEY.verifier)
