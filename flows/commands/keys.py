@@ -28,7 +28,7 @@ def main(options: argparse.Namespace) -> int:
     if options.verb == "list":
         return _list(config, options.json)
     what = f"keys {options.verb}"
-    with workspace.lock_workspace(Path.cwd(), what), recording(config, what) as log:
+    with workspace.lock_workspace(Path.cwd(), what), recording(config) as log:
         if options.verb == "rotate":
             return _rotate(config, options.regions, log, options.json)
         return _shred(config, options, log)

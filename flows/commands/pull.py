@@ -5,13 +5,14 @@ from pathlib import Path
 
 from flows.summary import describe_movement
 from pipeline.config import Config
+from pipeline.recording import recording
 from pipeline.remotes import pull
 from pipeline.workspace import lock_workspace
 
 
 def main(options: argparse.Namespace) -> int:
     config = Config.load()
-    with lock_workspace(Path.cwd(), "convoy pull"):
+    with lock_workspace(Path.cwd(), "convoy pull"), recording(config):
         done = pull(config)
     if options.json:
         print(done.model_dump_json(indent=2))

@@ -6,13 +6,14 @@ from pathlib import Path
 
 from flows.summary import describe_movement
 from pipeline.config import Config
+from pipeline.recording import recording
 from pipeline.remotes import push
 from pipeline.workspace import lock_workspace
 
 
 def main(options: argparse.Namespace) -> int:
     config = Config.load()
-    with lock_workspace(Path.cwd(), "convoy push"):
+    with lock_workspace(Path.cwd(), "convoy push"), recording(config):
         done = push(config, tuple(options.regions))
     if options.json:
         print(done.model_dump_json(indent=2))
