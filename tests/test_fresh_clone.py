@@ -64,7 +64,7 @@ def test_it_trains_and_no_key_leaves_the_memory(
     manifest = read_manifest(Path("artifacts/shard/manifest.json"))
     assert sum(manifest.count_records().values()) == 900
     assert not Path("artifacts/shard/shards").exists()
-    opened = open_region(manifest, config.site, AccessLog(Path(".convoy/access.log")))
+    opened = open_region(manifest, config.site, AccessLog(Path(".convoy/access/log.jsonl")))
     key: bytes = opened.key
     forms = [key, key.hex().encode(), base64.b64encode(key), base64.urlsafe_b64encode(key)]
     assert not [form for form in forms if form in repr(opened).encode()]

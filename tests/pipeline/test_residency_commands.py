@@ -103,7 +103,7 @@ def test_an_mlflow_elsewhere_wants_a_region(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     with pytest.raises(ResidencyError, match=r"register\.region: MLflow at .* name the region"):
         STAGES["upload"](Config.load())
-    *_, entry = AccessLog(work.path / ".convoy/access.log").entries()
+    *_, entry = AccessLog(work.path / ".convoy/access/log.jsonl").entries()
     assert (entry.action, entry.decision) == ("refuse", "refused")
     work.set("register.region", "us")
     with pytest.raises(ResidencyError, match="metrics of EU may not be in region us"):
@@ -124,12 +124,12 @@ def test_a_yearly_limit_stops_the_upload_before_its_first_byte(
 ) -> None:
     (work.path / ".convoy/crossings.json").unlink()
     change_rule(work, "us-rule", yearly_limit=299)
-    before = len(list(AccessLog(work.path / ".convoy/access.log").entries()))
+    before = len(list(AccessLog(work.path / ".convoy/access/log.jsonl").entries()))
     text = call(capsys, "residency", "check", status=1)
     assert "rule 'us-rule' lets 299 records" in text
     with pytest.raises(ResidencyError, match=r"300 of US would have left in .*yearly_limit"):
         STAGES["upload"](Config.load())
-    new = list(AccessLog(work.path / ".convoy/access.log").entries())[before:]
+    new = list(AccessLog(work.path / ".convoy/access/log.jsonl").entries())[before:]
     assert [entry.action for entry in new] == ["refuse"]
     assert not (work.path / ".convoy/crossings.json").exists()
     change_rule(work, "us-rule", yearly_limit=300)
