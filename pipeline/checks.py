@@ -106,17 +106,25 @@ def check_regions(config: Config, log: AccessLog) -> dict[str, tuple[ClaimCheck,
     A store that holds wrapped keys wants the wrapping key they were wrapped by: a new one in its
     place would hide that the old one is lost.
     """
-    checks: dict[str, tuple[ClaimCheck, ...]] = {}
+    checks = check_claimed(config, config.upload_regions, log)
     for region in config.upload_regions:
+        check_store(region)
+        has_keys = any(True for _ in open_store(region).list("keys"))
+        check_keyring(region, may_create=not has_keys)
+    return checks
+
+
+def check_claimed(
+    config: Config, regions: Iterable[Region], log: AccessLog
+) -> dict[str, tuple[ClaimCheck, ...]]:
+    """Compare bucket and key of each region with what it claims; a refusal is logged."""
+    checks: dict[str, tuple[ClaimCheck, ...]] = {}
+    for region in regions:
         try:
             checks[region.name] = check_claims(region)
         except ClaimRefuted as error:
             record_access(log, region, "refuse", f"{config.dataset}/all", refused=str(error))
             raise
-    for region in config.upload_regions:
-        check_store(region)
-        has_keys = any(True for _ in open_store(region).list("keys"))
-        check_keyring(region, may_create=not has_keys)
     return checks
 
 

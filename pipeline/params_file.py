@@ -35,6 +35,15 @@ class ParamsFile:
         return f"{place}: {field}: {message}" if field else f"{place}: {message}"
 
 
+def find_rules(file: ParamsFile) -> dict[str, str]:
+    """`FILE:LINE` of each residency rule, by its name, in a file that is a valid configuration."""
+    rules = file.content["residency"].get("rules", [])
+    return {
+        rule["name"]: f"{file.path}:{file.lines['residency', 'rules', index]}"
+        for index, rule in enumerate(rules)
+    }
+
+
 def read_params_file(path: Path) -> ParamsFile:
     """Read the file. Raises ConfigError, with the line, for what is not YAML, for a key that is
     there twice, and for values that YAML can say and JSON, DVC or a digest cannot.

@@ -1,6 +1,6 @@
 """Every crossing that the present configuration leads to, with its verdict and its rule."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date, timedelta
 from typing import Literal
 
@@ -71,10 +71,15 @@ class ResidencyCheck(BaseModel, frozen=True, extra="forbid"):
 
 
 def check_residency(
-    config: Config, manifest: Manifest | None, counted: Crossings, today: date
+    config: Config,
+    manifest: Manifest | None,
+    counted: Crossings,
+    today: date,
+    places: Mapping[str, str],
 ) -> ResidencyCheck:
-    """Ask what the flow and `convoy push` will ask. Raises ResidencyError when MLflow is elsewhere
-    and no region is named for it.
+    """Ask what the flow and `convoy push` will ask. `places` says where each rule is written.
+
+    Raises ResidencyError when MLflow is elsewhere and no region is named for it.
     """
     asking = _Asking(config, manifest, counted, today)
     crossings = tuple(asking.ask_all())
@@ -96,7 +101,7 @@ def check_residency(
             )
             for jurisdiction, num_records in counts.items()
         ),
-        warnings=(*_warn(config, crossings, today), *_warn_of_raw(config, manifest, today)),
+        warnings=(*_warn(config, crossings, today, places), *_warn_of_raw(config, manifest, today)),
     )
 
 
@@ -174,16 +179,19 @@ class _Asking:
         )
 
 
-def _warn(config: Config, crossings: Sequence[AskedCrossing], today: date) -> Iterator[str]:
+def _warn(
+    config: Config, crossings: Sequence[AskedCrossing], today: date, places: Mapping[str, str]
+) -> Iterator[str]:
     used = {crossing.rule for crossing in crossings}
     for rule in config.residency.rules:
         left = rule.expires - today
         if rule.name not in used or left > timedelta(EXPIRY_DAYS):
             continue
         if left < timedelta(0):
-            yield f"rule '{rule.name}' expired on {rule.expires}: renew it or remove it"
+            what = f"expired on {rule.expires}: renew it or remove it"
         else:
-            yield f"rule '{rule.name}' expires on {rule.expires}, in {left.days} days: renew it"
+            what = f"expires on {rule.expires}, in {left.days} days: renew it"
+        yield f"{places[rule.name]}: rule '{rule.name}' {what}"
 
 
 def _warn_of_raw(config: Config, manifest: Manifest | None, today: date) -> Iterator[str]:

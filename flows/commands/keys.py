@@ -13,6 +13,7 @@ from rich.table import Table
 
 from data.crossings import read_crossings
 from pipeline import workspace
+from pipeline.checks import check_claimed
 from pipeline.config import Config
 from pipeline.errors import PipelineError
 from pipeline.recording import recording
@@ -36,7 +37,11 @@ def main(options: argparse.Namespace) -> int:
 
 def _rotate(config: Config, names: Sequence[str], log: AccessLog, as_json: bool) -> int:
     done: list[EnvelopeDone] = []
-    for regions in _share_a_key(config, names or list(config.regions)):
+    groups = _share_a_key(config, names or list(config.regions))
+    for regions in groups:
+        # No data key is wrapped by a key that lies elsewhere.
+        check_claimed(config, regions, log)
+    for regions in groups:
         done += rotate(regions, log, lambda envelope: _tell("wrapped anew", envelope))
     if as_json:
         print(json.dumps([dataclasses.asdict(envelope) for envelope in done], indent=2))

@@ -14,7 +14,8 @@ from data.manifest import Manifest
 from data.upload import UploadReceipt, read_receipt
 from pipeline import workspace
 from pipeline.checks import read_current_manifest
-from pipeline.config import Config
+from pipeline.config import PARAMS_FILE, Config
+from pipeline.params_file import find_rules, read_params_file
 from pipeline.residency_check import AskedCrossing, ResidencyCheck, check_residency
 from pipeline.residency_explanation import Explanation, Verdict, explain_object
 
@@ -28,7 +29,8 @@ def main(options: argparse.Namespace) -> int:
         return _explain(config, options)
     manifest = _find_manifest(config)
     counted = read_crossings(workspace.CROSSINGS)
-    found = check_residency(config, manifest, counted, datetime.now(UTC).date())
+    rules = find_rules(read_params_file(Path(PARAMS_FILE)))
+    found = check_residency(config, manifest, counted, datetime.now(UTC).date(), rules)
     if options.json:
         content = found.model_dump(mode="json")
         content["refused"] = len(found.refused)

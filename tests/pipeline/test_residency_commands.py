@@ -2,6 +2,7 @@
 
 import json
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -79,10 +80,13 @@ def test_rules_that_end_soon_and_mlflow_elsewhere(work: Workspace, capsys: Captu
     change_rule(work, "cn-rule", expires=str(today - timedelta(1)))
     work.set("register.region", "us")
     found = call(capsys, "residency", "check", "--json", status=1)
-    ends = [w for w in found["warnings"] if w.startswith("rule ")]
-    assert [w.split(":")[0] for w in ends] == [
-        f"rule 'us-rule' expires on {today + timedelta(30)}, in 30 days",
-        f"rule 'cn-rule' expired on {today - timedelta(1)}",
+    ends = [w for w in found["warnings"] if "params.yaml:" in w]
+    lines = Path("params.yaml").read_text().splitlines()
+    assert ends == [
+        f"params.yaml:{lines.index('  - name: us-rule') + 1}: rule 'us-rule' expires on "
+        f"{today + timedelta(30)}, in 30 days: renew it",
+        f"params.yaml:{lines.index('  - name: cn-rule') + 1}: rule 'cn-rule' expired on "
+        f"{today - timedelta(1)}: renew it or remove it",
     ]
     refused = {
         (c["asked_by"], c["artifact"], c["to_region"], c["reason"])
