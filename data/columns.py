@@ -63,6 +63,10 @@ def build_column(name: str, values: Sequence[Any]) -> "tuple[pa.Field, pa.Array]
         built = build_arrays(name, values)
         if built is not None:
             return built
+    elif np.ndarray in types:
+        first = next(type(value) for value in values if value is not None)
+        index = next(i for i, v in enumerate(values) if type(v) not in (first, type(None)))
+        raise Unfit("NumPy arrays and other values", index)
     if types == {str}:
         return pa.field(name, pa.string()), _build_text(values)
     return _build_values(name, values)

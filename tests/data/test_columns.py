@@ -136,6 +136,7 @@ def test_arrays_are_stored_as_they_are_and_may_be_changed() -> None:
         ([{"a": {"b": 1}}, {"a": {"b": "x"}}], "at 'a.b' it is text, and a whole number before"),
         ([[1, "x"]], r"at '\[\]' it is text"),
         ([np.arange(2), np.arange(2.0)], "a NumPy array of float64, and of int64 before"),
+        ([np.arange(2), None, [1, 2]], "NumPy arrays and other values"),
         ([np.zeros(2, "g")], "have no Arrow type"),
         ([np.zeros(2, "i4,i4")], "have no Arrow type"),
         ([10**80], "more than 76 digits"),
