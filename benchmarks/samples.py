@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-BLOCK_TOKENS = 2048
+BLOCK_TOKENS = 1024
 TEXT_CHARACTERS = 2400
 
 
