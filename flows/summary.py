@@ -73,7 +73,7 @@ def _summarize_training(report: TrainReport) -> str:
     lines = [
         f"train: {report.steps} steps on {report.world_size} workers, final loss "
         f"{report.final_loss:.4f}, {report.samples_per_second:,.0f} samples/s, "
-        f"{sum(report.num_records.values()):,} records read"
+        f"{sum(report.num_records.values()):,} records read {report.epochs:.2f} times"
         + (", resumed from a checkpoint" if report.resumed else "")
     ]
     lines += [f"  survived: {incident.message}" for incident in report.incidents]

@@ -68,6 +68,9 @@ class TrainReport(BaseModel, frozen=True, extra="forbid"):
     world_size: int
     num_records: dict[str, int]
     """Training records that the site read, by jurisdiction."""
+    epochs: float
+    """How often each of them was used; a fraction is the part of the last epoch. No batch is cut
+    and no record left out where their number does not divide: a batch may span two epochs."""
     excluded: tuple[Exclusion, ...]
     """Training records that it may not read."""
     final_loss: float
@@ -216,6 +219,9 @@ def train(config: Config) -> TrainReport:
             steps=config.train.steps,
             world_size=config.train.dims.world_size,
             num_records=_count(readable),
+            epochs=config.train.steps
+            * config.train.global_batch
+            / sum(shard.num_records for shard in readable),
             excluded=tuple(excluded),
             final_loss=lines[-1]["loss"],
             samples_per_second=lines[-1]["samples_per_second"],

@@ -93,10 +93,14 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid"):
 
     @model_validator(mode="after")
     def _batch_divides(self) -> "TrainConfig":
-        if self.global_batch % self.dims.num_replicas:
+        # The loader could cut it unevenly, but DDP's mean over replicas would weigh some samples
+        # more than others.
+        replicas = self.dims.num_replicas
+        if self.global_batch % replicas:
+            below = self.global_batch // replicas * replicas
             raise ValueError(
-                f"global_batch {self.global_batch} must be a multiple of the "
-                f"{self.dims.num_replicas} replicas in dims"
+                f"global_batch {self.global_batch} must be a multiple of the {replicas} replicas "
+                f"in dims: take {f'{below} or ' if below else ''}{below + replicas}"
             )
         return self
 

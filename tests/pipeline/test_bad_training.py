@@ -128,6 +128,7 @@ def scored(tmp_path_factory: pytest.TempPathFactory, uploaded: Workspace) -> Wor
             mlflow_run_id=run_id,
             steps=1,
             world_size=1,
+            epochs=2.5,
             num_records={},
             excluded=tuple(excluded),
             final_loss=1.0,

@@ -127,6 +127,7 @@ def write_training(root: Path, config: Config, manifest: Manifest, **changes: An
         mlflow_run_id="run-one",
         steps=400,
         world_size=2,
+        epochs=2.5,
         num_records=counts,
         excluded=excluded,
         final_loss=2.0,
