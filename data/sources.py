@@ -229,6 +229,11 @@ def _read_jsonl(path: Path) -> Iterator[Row]:
                 f"{path}:{begin}: not JSON ({error.msg}, column {error.colno}): "
                 "write one object a line"
             ) from None
+        except (ValueError, RecursionError):
+            raise SourceError(
+                f"{path}:{begin}: a number has too many digits, or lists stand too deep in each "
+                "other: correct the line"
+            ) from None
         if not isinstance(fields, dict):
             raise SourceError(f"{path}:{begin}: not a JSON object: write one object a line")
         yield Row(path, begin, fields)

@@ -82,6 +82,8 @@ def test_parquet_files_of_a_folder_have_the_same_columns(tmp_path: Path) -> None
     [
         ("a.csv", b"a,b\n1,2\n3,geheim,5\n", r"a\.csv:3: 3 fields, but the header names 2"),
         ("a.jsonl", b'{"a": 1}\n\xff geheim\n', r"a\.jsonl:2: byte 1 of the line is not UTF-8"),
+        ("a.jsonl", b"[" * 100_000, r"a\.jsonl:1: .* too deep"),
+        ("a.jsonl", b'{"n": ' + b"1" * 5000 + b"}", r"a\.jsonl:1: a number has too many digits"),
         ("a.txt.gz", gzip.compress(b"one\n\xc3(geheim\n"), r"a\.txt\.gz:2: byte 1 of the line"),
         ("a.parquet", b"PAR1geheim", r"a\.parquet: row 1: parquet cannot be read"),
         ("a.parquet.gz", b"geheim", r"parquet is compressed within"),

@@ -74,7 +74,9 @@ def test_each_folder_goes_where_its_jurisdiction_may_be(split: Workspace) -> Non
     assert remote_files(split, "us") == {raw["us"]}
     assert remote_files(split, "cn") == {raw["cn"]}
     assert sum(moved.num_sent for moved in push(Config.load()).moved) == 0
-    entries = [e for e in AccessLog(Path(".convoy/access/log.jsonl")).entries() if e.artifact == "raw"]
+    entries = [
+        e for e in AccessLog(Path(".convoy/access/log.jsonl")).entries() if e.artifact == "raw"
+    ]
     assert {(e.action, e.decision) for e in entries} == {
         ("put", "allowed"),
         ("refuse", "refused"),
