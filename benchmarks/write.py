@@ -130,6 +130,7 @@ def write_ours(records: Sequence[Record], path: Path, holdout: float) -> None:
     manifest = Manifest(dataset="benchmark", shards=shards)
     log = AccessLog(path / "access.log")
     receipt = upload_region(manifest, path / "shards", region, Residency(rules=(RULE,)), log)
+    log.close()
     assert len(receipt.placed) == len(shards)
 
 

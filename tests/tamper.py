@@ -29,9 +29,11 @@ from storage.access_log import AccessLog
 from storage.errors import ConvoyError
 from storage.region import Region
 from storage.sealed import SEGMENT_BYTES
+from tests.tamper_log import count_refusals
 
 NUM_CASES = 105_000
 """A few exchange two parts that are equal, and are none."""
+NUM_LOG_CASES = 5_000
 BIG_SHARE = 0.05
 SLOW_SECONDS = 10.0
 LIMIT_SECONDS = 3600.0
@@ -155,7 +157,15 @@ def run_cases(root: Path, num_cases: int, seed: int) -> Outcomes:
         outcomes[kind, way, _attempt(read)] += 1
         path.write_bytes(whole)
     target.read_all()
+    target.log.close()
     return outcomes
+
+
+def run_log_cases(root: Path, num_cases: int, seed: int) -> Outcomes:
+    """The same for the access log and its checkpoints."""
+    num_refused = count_refusals(root, num_cases, seed)
+    counts = {REFUSED: num_refused, ACCEPTED: num_cases - num_refused}
+    return Counter({("log", "any", what): count for what, count in counts.items() if count})
 
 
 def _attempt(read: Callable[[], None]) -> str:
@@ -230,15 +240,21 @@ def _damage(
     return b"".join(parts) + whole[second + size :]
 
 
-def _run_share(share: tuple[int, int]) -> Outcomes:
-    with tempfile.TemporaryDirectory() as root:
-        return run_cases(Path(root), *share)
+def _run_share(share: tuple[int, int, int]) -> Outcomes:
+    num_cases, num_log_cases, seed = share
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        outcomes = run_cases(root / "data", num_cases, seed)
+        return outcomes + run_log_cases(root / "log", num_log_cases, seed)
 
 
 def main() -> int:
     """Run all cases, print what came of them, and return 1 unless all were refused."""
     num_processes = multiprocessing.cpu_count()
-    shares = [(-(-NUM_CASES // num_processes), seed) for seed in range(num_processes)]
+    shares = [
+        (-(-NUM_CASES // num_processes), -(-NUM_LOG_CASES // num_processes), seed)
+        for seed in range(num_processes)
+    ]
     with multiprocessing.get_context("spawn").Pool(num_processes) as pool:
         outcomes: Outcomes = sum(
             pool.map_async(_run_share, shares).get(timeout=LIMIT_SECONDS), Counter()
