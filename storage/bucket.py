@@ -5,6 +5,7 @@ AWS tools look for them (environment, profile, role). A private certificate auth
 by AWS_CA_BUNDLE or SSL_CERT_FILE and trusted beside the public ones.
 """
 
+import contextlib
 import functools
 import os
 import re
@@ -41,7 +42,7 @@ from storage.store import (
 )
 
 if TYPE_CHECKING:
-    from obstore import GetOptions
+    from obstore import GetOptions, UpdateVersion
     from obstore.store import ClientConfig, RetryConfig
 
 _PART_BYTES = 8 << 20
@@ -152,8 +153,11 @@ class Bucket:
             found = obstore.get(self._backend, name)
             if bytes(found.bytes()) != old:
                 raise changed
-            # S3 compares the ETag (If-Match) and writes in one step.
-            obstore.put(self._backend, name, new, mode={"e_tag": found.meta["e_tag"]})
+            # S3 and Azure compare the ETag (If-Match) and write in one step, Google the version.
+            seen: UpdateVersion = {"e_tag": found.meta["e_tag"]}
+            if found.meta["version"] is not None:
+                seen["version"] = found.meta["version"]
+            obstore.put(self._backend, name, new, mode=seen)
         except (FileNotFoundError, PreconditionError):
             raise changed from None
         except BaseError as error:
@@ -161,16 +165,21 @@ class Bucket:
 
     def delete(self, name: str) -> None:
         checked_name(name)
-        if isinstance(location := parse_store(self._region.store), S3Location):
+        location = parse_store(self._region.store)
+        if isinstance(location, S3Location):
             from storage.erasing import erase_versions
 
-            return erase_versions(self._region, location, name)
-        try:
-            obstore.delete(self._backend, name)
-        except FileNotFoundError:
-            pass
-        except BaseError as error:
-            raise self._refusal(f"cannot remove {name}", error) from None
+            erase_versions(self._region, location, name)
+        elif isinstance(location, MemoryLocation):
+            with contextlib.suppress(FileNotFoundError):
+                obstore.delete(self._backend, name)
+        else:
+            raise unavailable(
+                self._region,
+                f"may keep {name} after its removal (old versions, deleted objects): it was left",
+                "remove it with every version by that service's own tools, or destroy the wrapping "
+                "key, which shreds all that it wrapped",
+            )
 
     def _get_range(self, name: str, start: int, end: int | None) -> bytes:
         if start == end:
