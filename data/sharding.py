@@ -47,7 +47,7 @@ class ShardConfig(BaseModel, frozen=True, extra="forbid"):
     compression: Literal["zstd", "none"] = "zstd"
 
 
-@dataclass
+@dataclass(slots=True)
 class _Group:
     """Records of one split and jurisdiction that wait for their shard."""
 
@@ -69,40 +69,38 @@ def write_shards(
     another type.
     Raises RecordRefused naming the record by its place in the input, never by its content.
     """
+    from numpy import ndarray
+
     writer = _Writer(directory, config.compression)
     pending: dict[tuple[Split, str], _Group] = {}
-    pending_bytes = 0
-
-    def flush(key: tuple[Split, str]) -> None:
-        nonlocal pending_bytes
-        group = pending.pop(key)
-        pending_bytes -= group.num_bytes
-        writer.write(key, group)
-
+    waiting, limit, most_records = 0, config.bytes_per_shard, config.records_per_shard
+    split: Split = "train"
     for number, record in enumerate(records):
         check_record(record, number)
         fields = record.fields
-        num_bytes = _measure(fields, number)
-        if num_bytes > config.bytes_per_shard:
-            raise _too_large(fields, number, num_bytes, config.bytes_per_shard)
-        split = _draw(fields, config.holdout, number) if config.holdout else "train"
-        key: tuple[Split, str] = (split, record.jurisdiction)
+        num_bytes = _measure(fields, number, ndarray)
+        if num_bytes > limit:
+            raise _too_large(fields, number, num_bytes, limit)
+        if config.holdout:
+            split = _draw(fields, config.holdout, number)
+        key = (split, record.jurisdiction)
         group = pending.get(key)
-        if group and group.num_bytes + num_bytes > config.bytes_per_shard:
-            flush(key)
+        if group and group.num_bytes + num_bytes > limit:
+            waiting -= writer.write(key, pending.pop(key))
             group = None
         if group is None:
             group = pending[key] = _Group()
         group.rows.append(fields)
         group.numbers.append(number)
         group.num_bytes += num_bytes
-        pending_bytes += num_bytes
-        if len(group.rows) >= config.records_per_shard:
-            flush(key)
-        elif pending_bytes > _PENDING_SHARDS * config.bytes_per_shard:
-            flush(max(pending, key=lambda key: (pending[key].num_bytes, key)))
+        waiting += num_bytes
+        if len(group.rows) >= most_records:
+            waiting -= writer.write(key, pending.pop(key))
+        elif waiting > _PENDING_SHARDS * limit:
+            key = max(pending, key=lambda key: (pending[key].num_bytes, key))
+            waiting -= writer.write(key, pending.pop(key))
     for key in sorted(pending):
-        flush(key)
+        writer.write(key, pending.pop(key))
     return writer.finish()
 
 
@@ -158,7 +156,7 @@ def _unfit(number: int, what: str) -> RecordRefused:
     )
 
 
-def _measure(fields: Mapping[str, Any], number: int) -> int:
+def _measure(fields: Mapping[str, Any], number: int, array: type) -> int:
     total = _RECORD_BYTES
     for value in fields.values():
         kind = type(value)
@@ -166,7 +164,7 @@ def _measure(fields: Mapping[str, Any], number: int) -> int:
             total += _VALUE_BYTES + len(value)
         elif kind in _SCALARS:
             total += _VALUE_BYTES
-        elif kind.__module__ == "numpy":
+        elif kind is array:
             total += _VALUE_BYTES + value.nbytes
         else:
             try:
@@ -209,7 +207,8 @@ class _Writer:
         self._columns: dict[str, pa.Field] = {}
         self._shards: list[tuple[Shard, pa.Schema]] = []
 
-    def write(self, key: tuple[Split, str], group: _Group) -> None:
+    def write(self, key: tuple[Split, str], group: _Group) -> int:
+        """Write the group's shard, and return the bytes that its records took."""
         import pyarrow as pa
 
         split, jurisdiction = key
@@ -226,6 +225,7 @@ class _Writer:
             batches = iter(pa.Table.from_batches([whole]).to_batches(BATCH_RECORDS))
             self._save(name, key, whole.schema, batches, len(group.rows))
         self._unify(name, group)
+        return group.num_bytes
 
     def _unify(self, name: str, group: _Group) -> None:
         for found in self._shards[-1][1]:
