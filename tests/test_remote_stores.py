@@ -1,5 +1,6 @@
 """The whole flow on a real S3 server with TLS and real key services: only URLs change."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -100,8 +101,11 @@ def test_every_access_is_logged_and_no_secret_is_written(
     trained: Workspace, s3: SeaweedFS, vault: OpenBao
 ) -> None:
     log = trained.read(".convoy/access/log.jsonl").decode()
-    for action in ("put", "get", "unwrap", "refuse"):
+    for action in ("put", "get", "unwrap", "generate", "refuse", "register"):
         assert f'"action":"{action}"' in log
+    audited = json.loads(trained.run("convoy", "audit", "verify", "--json"))
+    assert audited["num_proven"] == audited["num_entries"] == log.count("\n")
+    assert audited["silent_writers"] == []
     secrets = [
         s3.environment["AWS_SECRET_ACCESS_KEY"],
         next(v for k, v in vault.environment.items() if k.endswith("TOKEN")),

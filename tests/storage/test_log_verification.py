@@ -17,8 +17,9 @@ from storage.errors import StorageError, StoreUnavailable
 from storage.log_checkpoint import AuditConfig, Notary, Witness, read_signing_key
 from storage.log_file import LogFile
 from storage.log_proof import prove_entry, prove_extension
-from storage.log_verification import Finding
+from storage.log_verification import Finding, verify_log
 from storage.merkle import is_consistent
+from storage.region import Region
 from storage.signed_note import SigningKey, open_note
 from tests.tamper_log import Audited, count_refusals, entry, make_log
 
@@ -192,6 +193,18 @@ def test_publishing_twice_adds_nothing(audited: Audited) -> None:
     notary = Notary(audited.log, audited.config)
     assert notary.publish() == notary.publish()
     assert len(Witness(audited.config.witness).checkpoints()) == 4
+
+
+def test_the_second_place_may_be_a_bucket(s3_region: Region, tmp_path: Path) -> None:
+    audited = Audited(tmp_path / "log")
+    config = AuditConfig(signing_key=tmp_path / "audit.key", witness=s3_region.store)
+    for _ in range(2):
+        audited.write(3, publish=False)
+        Notary(audited.log, config).publish()
+    Notary(audited.log, config).publish()
+    witness = Witness(config.witness)
+    found = verify_log(audited.log, witness.checkpoints(), witness.key())
+    assert (found.is_whole, found.num_proven, found.num_checkpoints) == (True, 10, 2)
 
 
 def test_a_long_stage_makes_checkpoints_within(tmp_path: Path) -> None:
