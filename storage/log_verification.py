@@ -83,7 +83,7 @@ def verify_log(
     checkpoints, findings = _open_all(outside, key)
     local = path.with_suffix(".checkpoint")
     if local.exists():
-        inside, more = _open_all([(local.name, local.read_bytes())], key)
+        inside, more = _open_all([(local.name, _read_whole(local))], key)
         findings += more
         if inside and inside[0] not in checkpoints:
             what = f"the checkpoint of {inside[0].size} entries is not in the second place"
@@ -110,13 +110,17 @@ def verify_log(
 
 def read_lines(path: Path) -> list[bytes]:
     """The entries as their lines, without what a killed writer left half. Raises StorageError."""
+    return _read_whole(path).split(b"\n")[:-1]
+
+
+def _read_whole(path: Path) -> bytes:
+    """What a file of the log holds; nothing if there is none. Raises StorageError."""
     try:
-        content = path.read_bytes()
+        return path.read_bytes()
     except FileNotFoundError:
-        return []
+        return b""
     except OSError as error:
         raise LogFile(path).unusable("read", error) from error
-    return content.split(b"\n")[:-1]
 
 
 def _read(file: LogFile) -> _Reading:
@@ -163,9 +167,7 @@ def _open_all(
 
 
 def _read_hashes(file: LogFile) -> list[bytes]:
-    if not file.hashes_path.exists():
-        return []
-    content = file.hashes_path.read_bytes()
+    content = _read_whole(file.hashes_path)
     whole = len(content) - len(content) % HASH_BYTES
     return [content[i : i + HASH_BYTES] for i in range(0, whole, HASH_BYTES)]
 
