@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import sys
 import zlib
 from collections.abc import Mapping
 from datetime import UTC, timedelta
@@ -12,6 +13,8 @@ from data.shard import Split
 
 _LONG_BYTES = 512
 _MIX = 0x9E3779B97F4A7C15
+_NUMBERS = frozenset({int, float})
+_IS_LITTLE = sys.byteorder == "little"
 
 
 def draw_split(fields: Mapping[str, Any], share: float) -> Split:
@@ -44,7 +47,7 @@ def _is_long(value: Any) -> bool:
     kind = type(value)
     if kind is str or kind is bytes:
         return len(value) > _LONG_BYTES
-    return _is_array(value) and value.nbytes > _LONG_BYTES
+    return kind not in _NUMBERS and _is_array(value) and value.nbytes > _LONG_BYTES
 
 
 def _content(value: Any) -> Any:
@@ -53,7 +56,11 @@ def _content(value: Any) -> Any:
         return value.encode("utf-8", "surrogatepass")
     if kind is bytes:
         return value
+    if kind in _NUMBERS:
+        return repr(value).encode()  # as JSON has it, and quicker
     if _is_array(value) and value.dtype.kind in "biufcmM":
+        if _IS_LITTLE and value.dtype.isnative and value.flags.c_contiguous:
+            return value.view("u1") if value.dtype.kind in "mM" else value
         return value.astype(value.dtype.newbyteorder("<"), copy=False).tobytes()
     return _to_json(value).encode("utf-8", "surrogatepass")
 
