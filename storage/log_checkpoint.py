@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, PositiveInt, field_validator
 
-from storage.errors import ObjectExists, ObjectMissing, SealBroken, StorageError, StoreUnavailable
+from storage.errors import ObjectExists, SealBroken, StorageError, StoreUnavailable
 from storage.locations import parse_store
 from storage.log_file import LogFile, damaged
 from storage.merkle import HASH_BYTES
@@ -36,7 +36,7 @@ class AuditConfig(BaseModel, frozen=True, extra="forbid"):
     signing_key: Path = Path(".convoy/keys/audit.key")
     """The file of the Ed25519 key, mode 0600, made by the first checkpoint."""
     witness: str = "file:.convoy/witness"
-    """URL of the store, for this log alone, that gets every checkpoint. It proves something only
+    """URL of the store that gets every checkpoint; logs may share it. It proves something only
     where those who can change the log cannot change it."""
     checkpoint_entries: PositiveInt = 10_000
     """A checkpoint is made at the end of a stage, and within it after so many entries."""
@@ -139,7 +139,8 @@ class Notary:
 
 
 class Witness:
-    """The second place: every checkpoint of one log, and the key that they are checked with."""
+    """The second place, which several logs may share: every checkpoint of each, in a folder named
+    as its key, and the key that they are checked with. Every method raises StorageError."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -149,32 +150,33 @@ class Witness:
         )
 
     def put(self, checkpoint: Checkpoint, note: bytes, key: VerifierKey) -> None:
-        """Place a checkpoint; what is there is never replaced. Raises StorageError."""
-        self._put_once(_KEY_NAME, f"{key}\n".encode())
+        """Place a checkpoint; what is there is never replaced."""
+        self._put_once(f"{key.name}/{_KEY_NAME}", f"{key}\n".encode())
         self._put_once(_name(checkpoint), note)
 
     def holds(self, checkpoint: Checkpoint) -> bool:
-        """Whether a checkpoint of that size is there. Raises StorageError."""
+        """Whether a checkpoint of that log and size is there."""
         with self._named():
             return self._store.exists(_name(checkpoint))
 
-    def checkpoints(self) -> list[tuple[str, bytes]]:
-        """Names and notes of all checkpoints, by size. Raises StorageError."""
+    def checkpoints(self, key: VerifierKey) -> list[tuple[str, bytes]]:
+        """Names and notes of all checkpoints of a log, by size."""
         with self._named():
-            names = [info.name for info in self._store.list(_FOLDER)]
+            names = [info.name for info in self._store.list(f"{key.name}/{_FOLDER}")]
             return [(name, self._store.get(name)) for name in names]
 
-    def key(self) -> VerifierKey | None:
-        """The key that lies there. Raises StorageError."""
+    def logs(self) -> list[VerifierKey]:
+        """The keys of the logs that have checkpoints there."""
         with self._named():
-            try:
-                return VerifierKey.parse(self._store.get(_KEY_NAME).decode().removesuffix("\n"))
-            except ObjectMissing:
-                return None
-            except ValueError:
-                raise StorageError(
-                    f"audit.witness ({self._url}): {_KEY_NAME} is no verifier key: it was changed"
-                ) from None
+            names = [i.name for i in self._store.list() if i.name.endswith(f"/{_KEY_NAME}")]
+            contents = {name: self._store.get(name) for name in names}
+        try:
+            return [VerifierKey.parse(c.decode().removesuffix("\n")) for c in contents.values()]
+        except ValueError:
+            raise StorageError(
+                f"audit.witness ({self._url}): one of {', '.join(names)} is no verifier key: it "
+                "was changed"
+            ) from None
 
     def _put_once(self, name: str, content: bytes) -> None:
         with self._named():
@@ -183,8 +185,8 @@ class Witness:
             except ObjectExists:
                 if self._store.get(name) != content:
                     raise StorageError(
-                        f"audit.witness ({self._url}) holds another {name}: it belongs to another "
-                        "log or was changed; `convoy audit verify` says more"
+                        f"audit.witness ({self._url}) holds another {name}: one of the two was "
+                        "changed; `convoy audit verify` says more"
                     ) from None
 
     @contextlib.contextmanager
@@ -196,10 +198,12 @@ class Witness:
             raise StoreUnavailable(
                 str(error).replace("regions.witness.store", "audit.witness")
             ) from None
+        except ValueError as error:  # the name of a key that was not made here
+            raise StorageError(f"audit.witness ({self._url}): {error}") from None
 
 
 def _name(checkpoint: Checkpoint) -> str:
-    return f"{_FOLDER}/{checkpoint.size:020d}"
+    return f"{checkpoint.origin}/{_FOLDER}/{checkpoint.size:020d}"
 
 
 def read_signing_key(path: Path) -> SigningKey:

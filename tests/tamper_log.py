@@ -35,8 +35,7 @@ class Audited:
 
     @property
     def key(self) -> VerifierKey:
-        key = Witness(self.config.witness).key()
-        assert key is not None
+        [key] = Witness(self.config.witness).logs()
         return key
 
     def write(self, num_entries: int, *, close: bool = True, publish: bool = True) -> None:
@@ -50,7 +49,7 @@ class Audited:
             Notary(self.log, self.config).publish()
 
     def verify(self, key: VerifierKey) -> Verification:
-        return verify_log(self.log, Witness(self.config.witness).checkpoints(), key)
+        return verify_log(self.log, Witness(self.config.witness).checkpoints(key), key)
 
 
 def entry(number: int, **changes: object) -> AccessEntry:

@@ -35,7 +35,8 @@ def main(options: argparse.Namespace) -> int:
 def _verify(options: argparse.Namespace, audit: AuditConfig) -> int:
     witness = Witness(audit.witness)
     log = options.log or ACCESS_LOG
-    verification = verify_log(log, witness.checkpoints(), _find_key(options, audit, witness))
+    key = _find_key(options, audit, witness)
+    verification = verify_log(log, witness.checkpoints(key) if key else [], key)
     if options.json:
         print(verification.model_dump_json(indent=2))
     else:
@@ -100,9 +101,9 @@ def _prove(options: argparse.Namespace, audit: AuditConfig) -> int:
     log = options.log or ACCESS_LOG
     proof: BaseModel
     if options.extends is not None:
-        proof = prove_extension(log, options.extends, witness.checkpoints(), key)
+        proof = prove_extension(log, options.extends, witness.checkpoints(key), key)
     elif options.entry is not None:
-        proof = prove_entry(log, options.entry, witness.checkpoints(), key)
+        proof = prove_entry(log, options.entry, witness.checkpoints(key), key)
     else:
         raise PipelineError("name an entry by its number, or a checkpoint by --extends SIZE")
     text = proof.model_dump_json(indent=2) + "\n"
@@ -136,9 +137,12 @@ def _find_key(
             return VerifierKey.parse(options.key)
         except ValueError as error:
             raise PipelineError(f"--key: {error}; `convoy audit key` prints it") from None
-    if not audit.signing_key.exists():
-        return witness.key()
-    return read_signing_key(audit.signing_key).verifier
+    if audit.signing_key.exists():
+        return read_signing_key(audit.signing_key).verifier
+    keys = witness.logs()
+    if len(keys) > 1:
+        raise PipelineError("--key: say which, for audit.witness holds the keys of several logs")
+    return keys[0] if keys else None
 
 
 def _time(text: str | None, option: str) -> datetime | None:

@@ -142,7 +142,7 @@ def test_a_missing_second_place_is_found(audited: Audited) -> None:
 
 
 def test_a_checkpoint_under_another_name_is_found(audited: Audited) -> None:
-    folder = audited.folder / "witness" / "checkpoints"
+    folder = audited.folder / "witness" / audited.key.name / "checkpoints"
     first, *_, last = sorted(folder.iterdir())
     last.write_bytes(first.read_bytes())
     found = audited.verify(audited.key).findings
@@ -192,7 +192,30 @@ def test_a_checkpoint_costs_no_reading_of_the_entries(audited: Audited) -> None:
 def test_publishing_twice_adds_nothing(audited: Audited) -> None:
     notary = Notary(audited.log, audited.config)
     assert notary.publish() == notary.publish()
-    assert len(Witness(audited.config.witness).checkpoints()) == 4
+    assert len(Witness(audited.config.witness).checkpoints(audited.key)) == 4
+
+
+def test_logs_may_share_a_second_place(audited: Audited, tmp_path: Path) -> None:
+    key = audited.key
+    other = Audited(tmp_path / "other")
+    other.write(3, publish=False)
+    shared = AuditConfig(signing_key=other.config.signing_key, witness=audited.config.witness)
+    Notary(other.log, shared).publish()
+    witness = Witness(shared.witness)
+    [theirs] = [found for found in witness.logs() if found != key]
+    assert verify_log(other.log, witness.checkpoints(theirs), theirs).num_proven == 5
+    assert audited.verify(key).is_whole
+    # One of them in the place of the other is found by its key.
+    assert not verify_log(other.log, witness.checkpoints(key), key).is_whole
+
+
+def test_a_checkpoint_there_is_never_replaced(audited: Audited) -> None:
+    audited.write(1, publish=False)
+    end = audited.log.read_bytes().count(b"\n")
+    folder = audited.folder / "witness" / audited.key.name / "checkpoints"
+    (folder / f"{end:020d}").write_bytes(b"another")
+    with pytest.raises(StorageError, match=r"holds another convoy/.* was changed"):
+        Notary(audited.log, audited.config).publish()
 
 
 def test_the_second_place_may_be_a_bucket(s3_region: Region, tmp_path: Path) -> None:
@@ -203,7 +226,8 @@ def test_the_second_place_may_be_a_bucket(s3_region: Region, tmp_path: Path) -> 
         Notary(audited.log, config).publish()
     Notary(audited.log, config).publish()
     witness = Witness(config.witness)
-    found = verify_log(audited.log, witness.checkpoints(), witness.key())
+    [key] = witness.logs()
+    found = verify_log(audited.log, witness.checkpoints(key), key)
     assert (found.is_whole, found.num_proven, found.num_checkpoints) == (True, 10, 2)
 
 
@@ -214,12 +238,12 @@ def test_a_long_stage_makes_checkpoints_within(tmp_path: Path) -> None:
     for number in range(2000):
         log.append(entry(number))
     tries = 200
-    while not (tmp_path / "witness/checkpoints").exists() and tries:
+    while not any(tmp_path.glob("witness/*/*/checkpoints")) and tries:
         tries -= 1
         log.append(entry(tries))
         log.flush()
         time.sleep(0.05)
-    assert (tmp_path / "witness/checkpoints").exists()
+    assert any(tmp_path.glob("witness/*/*/checkpoints"))
     log.close()
     found = audited.verify(audited.key)
     assert found.is_whole
@@ -265,12 +289,6 @@ def test_a_second_place_that_does_not_work_is_named(audited: Audited, tmp_path: 
     )
     with pytest.raises(StoreUnavailable, match=r"^audit.witness \(file:"):
         Notary(audited.log, config).publish()
-    other = Audited(tmp_path / "other")
-    other.write(3)
-    mixed = AuditConfig(signing_key=other.config.signing_key, witness=audited.config.witness)
-    other.write(1, publish=False)
-    with pytest.raises(StorageError, match="holds another key: it belongs to another log"):
-        Notary(other.log, mixed).publish()
     with pytest.raises(ValueError, match="unknown store scheme"):
         AuditConfig(witness="ftp://x")
 
@@ -283,7 +301,7 @@ def _verify_by_itself(proof: Path, key: str) -> subprocess.CompletedProcess[str]
 
 
 def test_an_entry_is_proven_to_those_who_have_no_convoy(audited: Audited, tmp_path: Path) -> None:
-    outside = Witness(audited.config.witness).checkpoints()
+    outside = Witness(audited.config.witness).checkpoints(audited.key)
     path = tmp_path / "proof.json"
     line = audited.log.read_text().splitlines()[22]
     proof = prove_entry(audited.log, 22, outside, audited.key)
@@ -307,7 +325,7 @@ def test_an_entry_is_proven_to_those_who_have_no_convoy(audited: Audited, tmp_pa
 
 def test_the_verifier_agrees_on_every_entry(audited: Audited) -> None:
     code = compile(_VERIFIER.read_text(), str(_VERIFIER), "exec")
-    outside = Witness(audited.config.witness).checkpoints()
+    outside = Witness(audited.config.witness).checkpoints(audited.key)
     path = audited.folder / "proof.json"
     argv = sys.argv
     try:
@@ -320,7 +338,7 @@ def test_the_verifier_agrees_on_every_entry(audited: Audited) -> None:
 
 
 def test_what_cannot_be_proven_is_said(audited: Audited) -> None:
-    outside = Witness(audited.config.witness).checkpoints()
+    outside = Witness(audited.config.witness).checkpoints(audited.key)
     with pytest.raises(StorageError, match=r"there is no entry 34: the log .* has 34, from 0"):
         prove_entry(audited.log, 34, outside, audited.key)
     with pytest.raises(StorageError, match="entry 31 is newer than the newest checkpoint"):
@@ -336,7 +354,7 @@ def test_what_cannot_be_proven_is_said(audited: Audited) -> None:
 
 def test_one_checkpoint_is_proven_to_extend_another(audited: Audited) -> None:
     key = audited.key
-    outside = Witness(audited.config.witness).checkpoints()
+    outside = Witness(audited.config.witness).checkpoints(audited.key)
     proof = prove_extension(audited.log, 11, outside, key)
     path = [base64.b64decode(item) for item in proof.path]
     old, new = (
