@@ -19,10 +19,12 @@ from storage.buffers import Buffers
 from storage.claims import ClaimCheck
 from storage.region import Region
 from storage.sealed import PART_BYTES, sealed_size
+from storage.store import ObjectStore
 
 _PUTS_IN_FLIGHT = 4
 _LOOKS_IN_FLIGHT = 16
 _PROGRESS_SECONDS = 0.5
+_MAX_LISTED = 5
 
 
 class PlacedShard(BaseModel, frozen=True, extra="forbid"):
@@ -67,6 +69,25 @@ def read_receipt(path: Path, manifest: Manifest) -> UploadReceipt:
             f"{manifest.digest[:12]}: {remedy}"
         )
     return receipt
+
+
+def check_placed(receipt: UploadReceipt, store: ObjectStore) -> None:
+    """Raise DataError unless the store has every object that the receipt names, of its size."""
+    sizes = {info.name: info.num_bytes for info in store.list("objects")}
+    gone = [placed.shard for placed in receipt.placed if placed.address not in sizes]
+    other = [
+        placed.shard
+        for placed in receipt.placed
+        if sizes.get(placed.address, placed.num_bytes) != placed.num_bytes
+    ]
+    if gone or other:
+        listed = ", ".join((gone + other)[:_MAX_LISTED])
+        raise DataError(
+            f"region {receipt.region}: of the {len(receipt.placed)} shards in its receipt the "
+            f"store has lost {len(gone)} and holds {len(other)} of another size: {listed}"
+            f"{', ...' if len(gone + other) > _MAX_LISTED else ''}. Run `convoy stage upload`, "
+            "which places them again"
+        )
 
 
 def upload_region(

@@ -19,7 +19,7 @@ from data.residency import Exclusion
 from data.sealed_shards import open_region
 from data.shard import Shard
 from data.sharding import check_record, write_shards
-from data.upload import UploadReceipt, read_receipt, upload_region
+from data.upload import UploadReceipt, check_placed, read_receipt, upload_region
 from pipeline import workspace
 from pipeline.borders import count_crossings, log_exclusions, log_made, log_refusals
 from pipeline.checks import (
@@ -188,11 +188,11 @@ def train(config: Config) -> TrainReport:
         check_repository(root, require_clean=True)
     open_workload(config, root)
     manifest = read_current_manifest(config)
-    read_receipt(workspace.RECEIPTS / f"{config.site.name}.json", manifest)
+    receipt = read_receipt(workspace.RECEIPTS / f"{config.site.name}.json", manifest)
     readable, excluded = log_refusals(config, lambda: check_site(config, manifest))
     log = open_log(config)
     log_exclusions(config, manifest, excluded, log)
-    open_region(manifest, config.site, log)
+    check_placed(receipt, open_region(manifest, config.site, log).store)
     with open_run(config, root, manifest, readable, excluded) as run:
         log_made(config, "checkpoint", run.fingerprint, readable, log)
         log_made(config, "metrics", run.mlflow_run_id, readable, log)

@@ -60,6 +60,10 @@ _RETRIES: "RetryConfig" = {
 # ten minutes before their end, so asking again after five never signs with expired ones.
 _CREDENTIALS_SECONDS = 300
 
+_STALL_SECONDS = 30.0
+_GET_SECONDS = 3600.0
+_PUT_SECONDS = 300.0
+
 _PAST_THE_END = ("InvalidRange", "StartTooLarge")
 
 # What the service's code says, what that means, and what to do: asking again would not help.
@@ -83,19 +87,22 @@ _CAUSES = (
     ("TimedOut", "it does not answer in time", "check the network and the service"),
 )
 
+Backend = S3Store | MemoryStore
+
 
 class Bucket:
     """Objects through obstore. Requests are retried a few times, for a minute at most."""
 
-    def __init__(self, region: Region, backend: S3Store | MemoryStore) -> None:
+    def __init__(self, region: Region, reader: Backend, writer: Backend) -> None:
         self._region = region
-        self._backend = backend
+        self._reader = reader
+        self._writer = writer
 
     def put(self, name: str, data: Content, *, overwrite: bool = True) -> None:
         checked_name(name)
         try:
             obstore.put(
-                self._backend,
+                self._writer,
                 name,
                 memoryview(data).cast("B") if isinstance(data, Bytes) else data,
                 mode="overwrite" if overwrite else "create",
@@ -114,7 +121,7 @@ class Bucket:
         checked_range(start, end)
         try:
             if start == 0 and end is None:
-                return bytes(obstore.get(self._backend, name).bytes())
+                return bytes(obstore.get(self._reader, name).bytes())
             return self._get_range(name, start, end)
         except FileNotFoundError as error:
             raise self._missing(name, error) from None
@@ -126,7 +133,7 @@ class Bucket:
         try:
             found = [
                 ObjectInfo(item["path"], item["size"])
-                for page in obstore.list(self._backend, folder or None)
+                for page in obstore.list(self._reader, folder or None)
                 for item in page
             ]
         except (BaseError, FileNotFoundError) as error:
@@ -136,7 +143,7 @@ class Bucket:
     def exists(self, name: str) -> bool:
         checked_name(name)
         try:
-            obstore.head(self._backend, name)
+            obstore.head(self._reader, name)
         except FileNotFoundError:
             return False
         except BaseError as error:
@@ -150,14 +157,14 @@ class Bucket:
             "removed meanwhile: run the command again"
         )
         try:
-            found = obstore.get(self._backend, name)
+            found = obstore.get(self._reader, name)
             if bytes(found.bytes()) != old:
                 raise changed
             # S3 and Azure compare the ETag (If-Match) and write in one step, Google the version.
             seen: UpdateVersion = {"e_tag": found.meta["e_tag"]}
             if found.meta["version"] is not None:
                 seen["version"] = found.meta["version"]
-            obstore.put(self._backend, name, new, mode=seen)
+            obstore.put(self._writer, name, new, mode=seen)
         except (FileNotFoundError, PreconditionError):
             raise changed from None
         except BaseError as error:
@@ -172,7 +179,7 @@ class Bucket:
             erase_versions(self._region, location, name)
         elif isinstance(location, MemoryLocation):
             with contextlib.suppress(FileNotFoundError):
-                obstore.delete(self._backend, name)
+                obstore.delete(self._reader, name)
         else:
             raise unavailable(
                 self._region,
@@ -183,11 +190,11 @@ class Bucket:
 
     def _get_range(self, name: str, start: int, end: int | None) -> bytes:
         if start == end:
-            obstore.head(self._backend, name)
+            obstore.head(self._reader, name)
             return b""
         options: GetOptions = {"range": {"offset": start} if end is None else (start, end)}
         try:
-            return bytes(obstore.get(self._backend, name, options=options).bytes())
+            return bytes(obstore.get(self._reader, name, options=options).bytes())
         except BaseError as error:
             # A slice that begins at the end or after it is empty; services refuse such a range.
             if any(mark in str(error) for mark in _PAST_THE_END):
@@ -235,8 +242,13 @@ def open_bucket(region: Region, location: S3Location | MemoryLocation) -> Bucket
     Raises StoreUnavailable if there are no credentials, or no certificates where they should be.
     """
     if isinstance(location, MemoryLocation):
-        return Bucket(region, _memory(region.name, location.name))
-    return Bucket(region, _s3(region, location))
+        memory = _memory(region.name, location.name)
+        return Bucket(region, memory, memory)
+    credentials = _s3_credentials(region)
+    reader = _s3(region, location, credentials, read_timeout=_STALL_SECONDS)
+    # The answer to a put comes after its body, so that only the whole can be timed.
+    writer = _s3(region, location, credentials, timeout=_PUT_SECONDS)
+    return Bucket(region, reader, writer)
 
 
 @functools.cache
@@ -244,16 +256,28 @@ def _memory(region: str, name: str) -> MemoryStore:
     return MemoryStore()
 
 
-def _s3(region: Region, location: S3Location) -> S3Store:
+def _s3_credentials(region: Region) -> Boto3CredentialProvider:
     try:
-        credentials = Boto3CredentialProvider(ttl=timedelta(seconds=_CREDENTIALS_SECONDS))
+        return Boto3CredentialProvider(ttl=timedelta(seconds=_CREDENTIALS_SECONDS))
     except (ValueError, BotoCoreError):
         raise refused(region, "finds no AWS credentials", CREDENTIALS_REMEDY) from None
+
+
+def _s3(
+    region: Region,
+    location: S3Location,
+    credentials: Boto3CredentialProvider,
+    *,
+    timeout: float = _GET_SECONDS,
+    read_timeout: float | None = None,
+) -> S3Store:
     options: ClientConfig = {
         "allow_http": location.endpoint.startswith("http://"),
         "connect_timeout": timedelta(seconds=5),
-        "timeout": timedelta(seconds=120),
+        "timeout": timedelta(seconds=timeout),
     }
+    if read_timeout is not None:
+        options["read_timeout"] = timedelta(seconds=read_timeout)
     if certificates := _private_certificates(region):
         options["root_certificate"] = certificates
     try:

@@ -109,8 +109,12 @@ class MotoServer:
 
 @contextlib.contextmanager
 def seaweedfs(directory: Path, *, tls: bool = True) -> Iterator[SeaweedFS]:
-    """Run SeaweedFS with its S3 service; yield it once it writes and reads."""
-    access_key, secret_key = secrets.token_hex(10), secrets.token_hex(20)
+    """Run SeaweedFS with its S3 service; yield it once it writes and reads.
+
+    On the way out it is killed (SIGKILL). Run without TLS in the same directory again, it is the
+    same service as before.
+    """
+    access_key, secret_key, ports = _remembered(directory)
     identity = {
         "name": "convoy",
         "credentials": [{"accessKey": access_key, "secretKey": secret_key}],
@@ -118,8 +122,7 @@ def seaweedfs(directory: Path, *, tls: bool = True) -> Iterator[SeaweedFS]:
     }
     (directory / "identities.json").write_text(json.dumps({"identities": [identity]}))
     data = directory / "seaweedfs"
-    data.mkdir()
-    ports = _free_ports(9)
+    data.mkdir(exist_ok=True)
     command = [
         _program("weed"),
         *("server", f"-dir={data}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
@@ -146,6 +149,16 @@ def seaweedfs(directory: Path, *, tls: bool = True) -> Iterator[SeaweedFS]:
         # It answers, with 403 or 500, some seconds before it can store anything.
         _wait_until(lambda: _writes_and_reads(server), process, directory / "seaweedfs.log")
         yield server
+
+
+def _remembered(directory: Path) -> tuple[str, str, list[int]]:
+    """The credentials and ports of the service in this directory, made when it is new."""
+    path = directory / "seaweedfs.json"
+    if not path.exists():
+        made = (secrets.token_hex(10), secrets.token_hex(20), _free_ports(9))
+        path.write_text(json.dumps(made))
+    access_key, secret_key, ports = json.loads(path.read_text())
+    return access_key, secret_key, ports
 
 
 @contextlib.contextmanager
