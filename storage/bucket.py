@@ -1,22 +1,11 @@
-"""A store behind obstore: an S3 bucket, or memory.
-
-S3 is spoken in path style to the endpoint of the URL and to no other. Credentials come from where
-AWS tools look for them (environment, profile, role). A private certificate authority is named
-by AWS_CA_BUNDLE or SSL_CERT_FILE and trusted beside the public ones.
-"""
+"""A store behind obstore: a bucket of S3, Google Cloud or Azure, or memory."""
 
 import contextlib
-import functools
-import os
 import re
 from collections.abc import Iterator
-from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import obstore
-from botocore.exceptions import BotoCoreError
-from obstore.auth.boto3 import Boto3CredentialProvider
 from obstore.exceptions import (
     AlreadyExistsError,
     BaseError,
@@ -24,7 +13,7 @@ from obstore.exceptions import (
     PreconditionError,
     UnauthenticatedError,
 )
-from obstore.store import MemoryStore, S3Store
+from obstore.store import AzureStore, GCSStore, MemoryStore, S3Store
 
 from storage.errors import ObjectChanged, ObjectExists, ObjectMissing, StoreUnavailable
 from storage.locations import MemoryLocation, S3Location, parse_store
@@ -43,27 +32,9 @@ from storage.store import (
 
 if TYPE_CHECKING:
     from obstore import GetOptions, UpdateVersion
-    from obstore.store import ClientConfig, RetryConfig
 
 _PART_BYTES = 8 << 20
 _PARTS_AT_ONCE = 4
-_RETRIES: "RetryConfig" = {
-    "max_retries": 4,
-    "retry_timeout": timedelta(seconds=60),
-    "backoff": {
-        "init_backoff": timedelta(milliseconds=200),
-        "max_backoff": timedelta(seconds=5),
-        "base": 2,
-    },
-}
-# obstore hands on botocore's credentials for as long as it is told. Those of a role are renewed
-# ten minutes before their end, so asking again after five never signs with expired ones.
-_CREDENTIALS_SECONDS = 300
-
-_STALL_SECONDS = 30.0
-_GET_SECONDS = 3600.0
-_PUT_SECONDS = 300.0
-
 _PAST_THE_END = ("InvalidRange", "StartTooLarge")
 
 # What the service's code says, what that means, and what to do: asking again would not help.
@@ -87,14 +58,21 @@ _CAUSES = (
     ("TimedOut", "it does not answer in time", "check the network and the service"),
 )
 
-Backend = S3Store | MemoryStore
+Backend = S3Store | GCSStore | AzureStore | MemoryStore
 
 
 class Bucket:
     """Objects through obstore. Requests are retried a few times, for a minute at most."""
 
-    def __init__(self, region: Region, reader: Backend, writer: Backend) -> None:
+    def __init__(
+        self,
+        region: Region,
+        reader: Backend,
+        writer: Backend,
+        credentials_remedy: str = CREDENTIALS_REMEDY,
+    ) -> None:
         self._region = region
+        self._credentials_remedy = credentials_remedy
         self._reader = reader
         self._writer = writer
 
@@ -221,7 +199,7 @@ class Bucket:
             cause, remedy = _REFUSALS[code]
             return refused(self._region, f"{what}: {cause}", remedy)
         if isinstance(error, PermissionDeniedError | UnauthenticatedError):
-            return refused(self._region, f"{what}: access denied", CREDENTIALS_REMEDY)
+            return refused(self._region, f"{what}: access denied", self._credentials_remedy)
         if "InvalidCertificate" in text:
             return refused(
                 self._region,
@@ -234,82 +212,3 @@ class Bucket:
         status = re.search(r"status code: (\d{3})", text)
         code = status[1] if status else code or type(error).__name__
         return unavailable(self._region, f"{what} ({code})", "check the service and the URL")
-
-
-def open_bucket(region: Region, location: S3Location | MemoryLocation) -> Bucket:
-    """Open an S3 bucket, or the memory store of that region and name in this process.
-
-    Raises StoreUnavailable if there are no credentials, or no certificates where they should be.
-    """
-    if isinstance(location, MemoryLocation):
-        memory = _memory(region.name, location.name)
-        return Bucket(region, memory, memory)
-    credentials = _s3_credentials(region)
-    reader = _s3(region, location, credentials, read_timeout=_STALL_SECONDS)
-    # The answer to a put comes after its body, so that only the whole can be timed.
-    writer = _s3(region, location, credentials, timeout=_PUT_SECONDS)
-    return Bucket(region, reader, writer)
-
-
-@functools.cache
-def _memory(region: str, name: str) -> MemoryStore:
-    return MemoryStore()
-
-
-def _s3_credentials(region: Region) -> Boto3CredentialProvider:
-    try:
-        return Boto3CredentialProvider(ttl=timedelta(seconds=_CREDENTIALS_SECONDS))
-    except (ValueError, BotoCoreError):
-        raise refused(region, "finds no AWS credentials", CREDENTIALS_REMEDY) from None
-
-
-def _s3(
-    region: Region,
-    location: S3Location,
-    credentials: Boto3CredentialProvider,
-    *,
-    timeout: float = _GET_SECONDS,
-    read_timeout: float | None = None,
-) -> S3Store:
-    options: ClientConfig = {
-        "allow_http": location.endpoint.startswith("http://"),
-        "connect_timeout": timedelta(seconds=5),
-        "timeout": timedelta(seconds=timeout),
-    }
-    if read_timeout is not None:
-        options["read_timeout"] = timedelta(seconds=read_timeout)
-    if certificates := _private_certificates(region):
-        options["root_certificate"] = certificates
-    try:
-        return S3Store(
-            location.bucket,
-            prefix=location.prefix or None,
-            region=location.region,
-            # Of obstore's names for the endpoint this one wins over every variable of a shell.
-            aws_endpoint_url_s3=location.endpoint,
-            virtual_hosted_style_request=False,
-            skip_signature=False,
-            client_options=options,
-            retry_config=_RETRIES,
-            credential_provider=credentials,
-        )
-    except (ValueError, BaseError):
-        raise unavailable(
-            region,
-            "cannot be opened with these certificates",
-            "let AWS_CA_BUNDLE (or SSL_CERT_FILE) name a file of PEM certificates",
-        ) from None
-
-
-def _private_certificates(region: Region) -> bytes | None:
-    for variable in ("AWS_CA_BUNDLE", "SSL_CERT_FILE"):
-        if path := os.environ.get(variable):
-            try:
-                return Path(path).read_bytes()
-            except OSError as error:
-                raise unavailable(
-                    region,
-                    f"needs the certificates in {path} ({error.strerror})",
-                    f"correct {variable}",
-                ) from None
-    return None

@@ -9,8 +9,15 @@ from typing import Literal
 from pydantic import BaseModel
 
 from storage.errors import ClaimRefuted
-from storage.locations import KmsLocation, S3Location, parse_store, parse_wrapping_key
-from storage.region import Region
+from storage.locations import (
+    AzureLocation,
+    GoogleLocation,
+    KmsLocation,
+    S3Location,
+    parse_store,
+    parse_wrapping_key,
+)
+from storage.region import Claims, Region
 
 Subject = Literal[
     "location", "owner", "public access", "replication", "encryption", "versioning", "key"
@@ -40,9 +47,9 @@ def check_claims(region: Region) -> tuple[ClaimCheck, ...]:
 
         locations = locations or (store.region,)
         checks += check_bucket(region, store, locations)
-    elif region.claims.model_fields_set - {"require_checks"}:
+    elif isinstance(store, GoogleLocation | AzureLocation) or region.claims != Claims():
         scheme = region.store.partition(":")[0]
-        checks.append(not_checked("location", f"a {scheme}: store cannot be asked"))
+        checks.append(not_checked("location", f"a {scheme}: store is not asked"))
     if isinstance(key, KmsLocation):
         from storage.key_control import check_key
 

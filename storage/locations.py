@@ -2,6 +2,8 @@
 
 Stores:         file:PATH
                 s3://BUCKET[/PREFIX]?region=REGION[&endpoint=URL]
+                gs://BUCKET[/PREFIX][?endpoint=URL]
+                az://ACCOUNT/CONTAINER[/PREFIX][?endpoint=URL]
                 memory:[NAME]
 Wrapping keys:  file:PATH
                 aws-kms://KEY-ARN[?endpoint=URL]
@@ -16,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
+_AZURE_ACCOUNT = re.compile(r"[a-z0-9]{3,24}")
 _KMS_ARN = re.compile(r"arn:aws[a-z-]*:kms:(?P<region>[a-z0-9-]+):\d{12}:(?:key|alias)/[\w/-]+")
 
 
@@ -44,6 +47,28 @@ class S3Location:
 
 
 @dataclass(frozen=True, slots=True)
+class GoogleLocation:
+    """A bucket, or a prefix within one, of Google Cloud Storage."""
+
+    bucket: str
+    prefix: str
+    endpoint: str
+
+
+@dataclass(frozen=True, slots=True)
+class AzureLocation:
+    """A container, or a prefix within one, of Azure Blob Storage."""
+
+    account: str
+    container: str
+    prefix: str
+    endpoint: str
+
+
+StoreLocation = FileLocation | MemoryLocation | S3Location | GoogleLocation | AzureLocation
+
+
+@dataclass(frozen=True, slots=True)
 class KmsLocation:
     """A single-Region AWS KMS key. `endpoint` is None for AWS itself."""
 
@@ -61,7 +86,7 @@ class VaultLocation:
     key: str
 
 
-def parse_store(url: str) -> FileLocation | MemoryLocation | S3Location:
+def parse_store(url: str) -> StoreLocation:
     """Take a store URL apart. Raises ValueError, whose message repeats no credential."""
     scheme = _scheme(url)
     if scheme == "file":
@@ -70,9 +95,14 @@ def parse_store(url: str) -> FileLocation | MemoryLocation | S3Location:
         return MemoryLocation(url.removeprefix("memory:").lstrip("/"))
     if scheme == "s3":
         return _s3_location(url)
+    if scheme == "gs":
+        return _google_location(url)
+    if scheme == "az":
+        return _azure_location(url)
     raise ValueError(
         f"unknown store scheme {scheme!r}: use file:PATH, "
-        "s3://BUCKET/PREFIX?region=REGION&endpoint=URL or memory:"
+        "s3://BUCKET/PREFIX?region=REGION&endpoint=URL, gs://BUCKET/PREFIX, "
+        "az://ACCOUNT/CONTAINER/PREFIX or memory:"
     )
 
 
@@ -129,6 +159,39 @@ def _s3_location(url: str) -> S3Location:
         prefix=parts.path.strip("/"),
         endpoint=endpoint,
         region=region or "us-east-1",
+    )
+
+
+def _google_location(url: str) -> GoogleLocation:
+    parts = urlsplit(url)
+    endpoint = _query(parts.query, allowed={"endpoint"}).get("endpoint")
+    _refuse_credentials(parts)
+    if not parts.netloc:
+        raise ValueError("gs:// needs a bucket: gs://BUCKET/PREFIX")
+    if endpoint is not None:
+        _checked_endpoint(endpoint)
+    return GoogleLocation(
+        bucket=parts.netloc,
+        prefix=parts.path.strip("/"),
+        # The URL alone says where bytes go: a variable of a shell must not move them.
+        endpoint=endpoint or "https://storage.googleapis.com",
+    )
+
+
+def _azure_location(url: str) -> AzureLocation:
+    parts = urlsplit(url)
+    endpoint = _query(parts.query, allowed={"endpoint"}).get("endpoint")
+    _refuse_credentials(parts)
+    container, _, prefix = parts.path.strip("/").partition("/")
+    if not _AZURE_ACCOUNT.fullmatch(parts.netloc) or not container:
+        raise ValueError("az:// needs an account and a container: az://ACCOUNT/CONTAINER/PREFIX")
+    if endpoint is not None:
+        _checked_endpoint(endpoint)
+    return AzureLocation(
+        account=parts.netloc,
+        container=container,
+        prefix=prefix,
+        endpoint=endpoint or f"https://{parts.netloc}.blob.core.windows.net",
     )
 
 

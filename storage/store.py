@@ -81,7 +81,7 @@ def open_store(region: Region) -> KeyStore:
         from storage.directory import Directory
 
         return Directory(region, location.path)
-    from storage.bucket import open_bucket
+    from storage.clouds import open_bucket
 
     return open_bucket(region, location)
 

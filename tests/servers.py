@@ -129,6 +129,8 @@ def seaweedfs(directory: Path, *, tls: bool = True) -> Iterator[SeaweedFS]:
         *(f"-master.port={ports[0]}", f"-master.port.grpc={ports[1]}", "-master.telemetry=false"),
         *(f"-volume.port={ports[2]}", f"-volume.port.grpc={ports[3]}", "-volume.max=64"),
         *("-volume.preStopSeconds=0", "-master.volumeSizeLimitMB=64"),
+        # A master that is started again waits this long before it leads.
+        "-master.electionTimeout=1s",
         *(f"-filer.port={ports[4]}", f"-filer.port.grpc={ports[5]}"),
         *("-s3", f"-s3.port={ports[6]}", f"-s3.port.grpc={ports[7]}"),
         *(f"-s3.config={directory / 'identities.json'}", "-s3.port.iceberg=0", "-s3.port.lance=0"),

@@ -277,7 +277,7 @@ def test_a_directory_claims_nothing_and_can_prove_nothing(region: Region) -> Non
     assert check_claims(region) == ()
     claimed = region.model_copy(update={"claims": Claims(locations=(HERE,))})
     assert verdicts(check_claims(claimed)) == {
-        "location": ("not checked", "a file: store cannot be asked")
+        "location": ("not checked", "a file: store is not asked")
     }
 
 

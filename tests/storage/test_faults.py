@@ -26,7 +26,7 @@ from data.residency import Residency, Rule
 from data.sealed_shards import SealedShards, open_region
 from data.shard import Shard
 from data.upload import UploadReceipt, check_placed, upload_region
-from storage import bucket
+from storage import clouds
 from storage.access_log import AccessLog
 from storage.errors import KeyringError, StoreRefused, StoreUnavailable
 from storage.region import Region
@@ -220,8 +220,8 @@ def test_an_answer_that_breaks_off_is_read_on(setting: Setting) -> None:
 def test_a_connection_that_stalls_is_given_up_for_another(
     setting: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bucket, "_STALL_SECONDS", 1.0)
-    monkeypatch.setattr(bucket, "_PUT_SECONDS", 3.0)
+    monkeypatch.setattr(clouds, "STALL_SECONDS", 1.0)
+    monkeypatch.setattr(clouds, "PUT_SECONDS", 3.0)
     setting.proxy.fault = first(2, Stall(), "puts_object")
     setting.upload()
     setting.proxy.fault = first(2, Stall(), "gets_object")
@@ -231,7 +231,7 @@ def test_a_connection_that_stalls_is_given_up_for_another(
 def test_a_slow_connection_is_not_a_stalled_one(
     setting: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bucket, "_STALL_SECONDS", 1.0)
+    monkeypatch.setattr(clouds, "STALL_SECONDS", 1.0)
     setting.upload()
     setting.proxy.take()
     small = setting.manifest.shards[0]

@@ -5,7 +5,14 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from storage.locations import FileLocation, S3Location, parse_store, parse_wrapping_key
+from storage.locations import (
+    AzureLocation,
+    FileLocation,
+    GoogleLocation,
+    S3Location,
+    parse_store,
+    parse_wrapping_key,
+)
 from storage.region import Region
 
 _ARN = "arn:aws:kms:eu-west-1:111122223333:key"
@@ -41,11 +48,29 @@ def test_s3_urls() -> None:
     )
 
 
+def test_google_and_azure_urls() -> None:
+    assert parse_store("gs://b/p/q") == GoogleLocation("b", "p/q", "https://storage.googleapis.com")
+    assert parse_store("gs://b?endpoint=http://127.0.0.1:9") == GoogleLocation(
+        "b", "", "http://127.0.0.1:9"
+    )
+    assert parse_store("az://convoyeu/shards/p") == AzureLocation(
+        "convoyeu", "shards", "p", "https://convoyeu.blob.core.windows.net"
+    )
+    assert parse_store("az://convoycn/s?endpoint=https://convoycn.blob.core.chinacloudapi.cn") == (
+        AzureLocation("convoycn", "s", "", "https://convoycn.blob.core.chinacloudapi.cn")
+    )
+
+
 @pytest.mark.parametrize(
     ("store", "reason"),
     [
         ("/just/a/path", "must begin with its scheme"),
-        ("gs://bucket", "unknown store scheme 'gs'"),
+        ("ftp://bucket", "unknown store scheme 'ftp'"),
+        ("gs://", "gs:// needs a bucket"),
+        ("gs://bucket?region=europe-west3", "unknown URL parameter 'region'"),
+        ("gs://bucket?endpoint=ftp://host", "plain http:// or https://"),
+        ("az://account", "needs an account and a container"),
+        ("az://no.such/container", "needs an account and a container"),
         ("file:", "needs a path"),
         ("file://host/path", "name no host"),
         ("s3://bucket", "needs .region=REGION"),
@@ -81,6 +106,8 @@ def test_wrapping_keys_that_are_refused(key: str, reason: str) -> None:
     "changes",
     [
         {"store": "s3://AKID:hunter2@bucket?region=eu-west-1"},
+        {"store": "gs://user:hunter2@bucket"},
+        {"store": "az://user:hunter2@container"},
         {"store": "s3://bucket?endpoint=https://user:hunter2@host"},
         {"store": "s3://bucket?region=eu-west-1&secret=hunter2"},
         {"wrapping_key": "vault://token:hunter2@host/mount/key"},
