@@ -194,15 +194,18 @@ def _send_all(
                 sending, buffers = _Sending(waiting.popleft(), directory), free.pop()
                 in_flight[pool.submit(sending.run, shards, buffers)] = (sending, buffers)
             done, _ = wait(in_flight, _PROGRESS_SECONDS, FIRST_COMPLETED)
+            arrived: list[Shard] = []
             for future in done:
                 sending, buffers = in_flight.pop(future)
                 future.result()
                 free.append(buffers)
                 finished += sending.num_bytes
-                on_shard(sending.shard, True)
+                arrived.append(sending.shard)
             read = finished + sum(sending.num_bytes for sending, _ in in_flight.values())
             on_bytes(read - told)
             told = read
+            for shard in arrived:
+                on_shard(shard, True)
 
 
 class _Sending:

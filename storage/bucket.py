@@ -20,7 +20,6 @@ from storage.locations import MemoryLocation, S3Location, parse_store
 from storage.region import Region
 from storage.store import (
     CREDENTIALS_REMEDY,
-    Bytes,
     Content,
     ObjectInfo,
     checked_name,
@@ -82,7 +81,8 @@ class Bucket:
             obstore.put(
                 self._writer,
                 name,
-                memoryview(data).cast("B") if isinstance(data, Bytes) else data,
+                # As it is: what it exports tells `Buffers` that it is still read.
+                data,
                 mode="overwrite" if overwrite else "create",
                 chunk_size=_PART_BYTES,
                 max_concurrency=_PARTS_AT_ONCE,

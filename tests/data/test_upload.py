@@ -110,6 +110,23 @@ def test_a_second_upload_puts_nothing(setting: Setting) -> None:
     assert {p: p.read_bytes() for p in (setting.path / "store").rglob("objects/*")} == before
 
 
+def test_progress_counts_every_byte_before_the_last_shard(setting: Setting) -> None:
+    heard: list[int | str] = []
+    upload_region(
+        setting.manifest,
+        setting.path / "shards",
+        setting.region,
+        setting.residency,
+        setting.log,
+        lambda shard, sent: heard.append(shard.name),
+        heard.append,
+    )
+    sizes = {s.name: s.num_bytes for s in setting.manifest.shards if s.jurisdiction == "EU"}
+    assert sum(each for each in heard if isinstance(each, int)) == sum(sizes.values())
+    assert {each for each in heard if isinstance(each, str)} == sizes.keys()
+    assert isinstance(heard[-1], str)
+
+
 def test_without_local_shards_what_is_stored_is_enough(setting: Setting) -> None:
     first, _ = setting.upload()
     shutil.rmtree(setting.path / "shards")
