@@ -31,7 +31,7 @@ from tests.servers import SeaweedFS, seaweedfs
 
 NUM_FILES = 4
 FILE_BYTES = 48 << 20
-REPETITIONS = 5
+REPETITIONS = 3
 LIMIT = 0.6
 
 _RULE = Rule(
