@@ -1,6 +1,7 @@
 """`convoy residency` and `convoy keys` in a workspace: what is said, and with what exit status."""
 
 import json
+import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -233,6 +234,22 @@ def test_a_shredded_version_is_said_and_uploaded_again(work: Workspace, capsys: 
     assert not any(row["shredded"] for row in call(capsys, "keys", "list", "--json"))
     crossings = work.read_json(".convoy/crossings.json")["crossings"]
     assert [c["shredded"] for c in crossings] == [True, False]
+
+
+def test_shredding_wants_the_name_typed(
+    work: Workspace, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal, end = os.openpty()
+    with os.fdopen(end) as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        os.write(terminal, b"eu\n")
+        with pytest.raises(PipelineError, match="that is not its name: nothing was shredded"):
+            call(capsys, "keys", "shred", "toy", "eu")
+        assert list((work.path / ".convoy/stores/eu/keys").iterdir())
+        os.write(terminal, b"toy\n")
+        assert "can not be read in region eu any more" in call(capsys, "keys", "shred", "toy", "eu")
+    os.close(terminal)
+    assert not list((work.path / ".convoy/stores/eu/keys").iterdir())
 
 
 def test_rotation_takes_all_regions_of_a_key(work: Workspace, capsys: Capture) -> None:
