@@ -397,7 +397,7 @@ class TestTrain:
 
     def test_a_manifest_that_is_missing_or_edited(self, work: Workspace) -> None:
         manifest = Path("artifacts/shard/manifest.json")
-        edit(manifest, '"num_records":64', '"num_records":63')
+        edit(manifest, ",64,64,", ",64,63,")
         refuse("train", "artifacts/upload/eu.json is of version")
         manifest.unlink()
         refuse("train", "manifest.json is missing: run `convoy stage shard`")
