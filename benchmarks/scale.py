@@ -38,7 +38,7 @@ def main() -> None:
         opened = [_in_fresh_process(lambda: _open(path)) for _ in range(REPETITIONS)]
     seconds = median(seconds for seconds, _ in opened)
     mib = median(mib for _, mib in opened)
-    publish("scale", "s", [_limit("open 100,000 shards", seconds, MAX_SECONDS)])
+    publish("scale", "CPU s", [_limit("open 100,000 shards", seconds, MAX_SECONDS)])
     publish("scale_memory", "MiB", [_limit("open 100,000 shards, peak growth", mib, MAX_MIB)])
     publish("scale_order", "us a batch", _compare_batches())
 
@@ -61,12 +61,12 @@ def _make_manifest() -> Manifest:
 
 
 def _open(path: Path) -> tuple[float, float]:
-    """Seconds, and MiB that the peak of resident memory grew by."""
+    """CPU seconds (it has one thread), and MiB that the peak of resident memory grew by."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    started = time.perf_counter()
+    started = time.process_time()
     manifest = read_manifest(path)
     assert len(manifest.digest) == 64
-    seconds = time.perf_counter() - started
+    seconds = time.process_time() - started
     return seconds, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
 
 
