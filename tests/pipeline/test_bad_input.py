@@ -395,6 +395,14 @@ class TestTrain:
         receipt.unlink()
         refuse("train", "artifacts/upload/eu.json is missing: run `convoy stage upload`")
 
+    def test_a_receipt_for_shards_that_are_gone(self, work: Workspace) -> None:
+        gone, cut, *_ = work.read_json("artifacts/upload/eu.json")["placed"]
+        (Path(".convoy/stores/eu") / gone["address"]).unlink()
+        (Path(".convoy/stores/eu") / cut["address"]).write_bytes(b"short")
+        words = ("region eu", "lost 1 and holds 1 of another size", gone["shard"], cut["shard"])
+        refuse("train", *words, "Run `convoy stage upload`")
+        assert not Path(".convoy/runs").exists()
+
     def test_a_manifest_that_is_missing_or_edited(self, work: Workspace) -> None:
         manifest = Path("artifacts/shard/manifest.json")
         edit(manifest, ",64,64,", ",64,63,")
