@@ -103,6 +103,9 @@ def _s3(
         aws_endpoint_url_s3=location.endpoint,
         virtual_hosted_style_request=False,
         skip_signature=False,
+        # Inside TLS nothing can change on the way, and what is sent is sealed: hashing it once
+        # more for the signature would cost as much as all the rest.
+        unsigned_payload=location.endpoint.startswith("https://"),
         client_options=client,
         retry_config=RETRIES,
         credential_provider=credentials,
