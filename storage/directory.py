@@ -35,8 +35,6 @@ _REMEDIES = {
     errno.EROFS: "mount it writable, or set another directory",
     errno.EACCES: "give this user read and write permission, or set another directory",
     errno.EPERM: "give this user read and write permission, or set another directory",
-    errno.EEXIST: "remove the file that stands where a directory should be",
-    errno.ENOTDIR: "remove the file that stands where a directory should be",
 }
 
 
@@ -127,6 +125,11 @@ class Directory:
 
     def _refusal(self, what: str, error: OSError) -> StoreUnavailable:
         what = f"{what} ({error.strerror})"
+        if error.errno in (errno.EEXIST, errno.ENOTDIR):
+            # As where a share is not mounted yet: it may be, by the next try.
+            return unavailable(
+                self._region, what, "remove the file that stands where a directory should be"
+            )
         if remedy := _REMEDIES.get(error.errno or 0):
             return refused(self._region, what, remedy)
         return unavailable(self._region, what, "check the directory and its disk")

@@ -2,6 +2,7 @@
 
 import pytest
 
+from data.manifest import read_manifest
 from tests.workspaces import Workspace, make_workspace
 
 SAME = (
@@ -95,9 +96,8 @@ def test_what_was_not_used_is_said_plainly(by_flow: Workspace) -> None:
     assert excluded["jurisdiction"] == "CN"
     assert excluded["num_records"] > 200
     assert set(report["num_records"]) == {"EU", "US"}
-    manifest = by_flow.read_json("artifacts/shard/manifest.json")
-    train = [s for s in manifest["shards"] if s["split"] == "train"]
-    assert sum(s["num_records"] for s in train) == excluded["num_records"] + sum(
+    manifest = read_manifest(by_flow.path / "artifacts/shard/manifest.json")
+    assert manifest.count_records("train").total() == excluded["num_records"] + sum(
         report["num_records"].values()
     )
 
