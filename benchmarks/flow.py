@@ -39,13 +39,15 @@ def main() -> None:
         directory = Path(name)
         prepare_environment(directory)
         server = _start_server(directory / "server", stack)
-        train = PARAMS["train"] | {"steps": STEPS, "log_every_steps": 100}
+        train = PARAMS["train"] | {"steps": 20, "log_every_steps": 100}
         served = make_workspace(directory / "served", server, train=train)
         embedded = make_workspace(directory / "embedded", train=train)
         plain: list[float] = []
         flow: list[float] = []
         alone: list[float] = []
         _measure(served, embedded)  # fills caches and databases
+        for workspace in (served, embedded):
+            workspace.set("train.steps", STEPS)
         for _ in range(REPETITIONS):
             for times, value in zip((plain, flow, alone), _measure(served, embedded), strict=True):
                 times.append(value)

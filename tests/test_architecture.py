@@ -29,7 +29,7 @@ HOMES = {
 }
 HEAVY = (
     *("torch", "prefect", "mlflow", "dvc", "pyarrow", "numpy", "matplotlib", "boto3", "hvac"),
-    "requests",
+    *("requests", "cryptography"),
 )
 
 
