@@ -1,4 +1,4 @@
-"""Records as plain shards, and sealed in a store of files, for the benchmarks of reading."""
+"""Records as plain shards, and sealed in a store of files, for the benchmarks."""
 
 from collections.abc import Iterable
 from datetime import date
@@ -13,6 +13,20 @@ from data.sharding import ShardConfig, write_shards
 from data.upload import upload_region
 from storage.access_log import AccessLog
 from storage.region import Region
+
+AT_HOME = Residency(
+    rules=(
+        Rule(
+            name="home",
+            jurisdictions=("EU",),
+            artifacts=("shard",),
+            regions=("eu",),
+            mechanism="home",
+            evidence="a benchmark",
+            expires=date(2999, 1, 1),
+        ),
+    )
+)
 
 
 def write_plain(
@@ -32,15 +46,6 @@ def write_plain(
 
 def place(manifest: Manifest, shards: Path, directory: Path) -> SealedShards:
     """The shards sealed into a store of files, opened for reading."""
-    rule = Rule(
-        name="home",
-        jurisdictions=("EU",),
-        artifacts=("shard",),
-        regions=("eu",),
-        mechanism="home",
-        evidence="a benchmark",
-        expires=date(2199, 1, 1),
-    )
     region = Region(
         name="eu",
         jurisdiction="EU",
@@ -48,5 +53,5 @@ def place(manifest: Manifest, shards: Path, directory: Path) -> SealedShards:
         wrapping_key=f"file:{directory}/eu.key",
     )
     log = AccessLog(directory / "access.log")
-    upload_region(manifest, shards, region, Residency(rules=(rule,)), log)
+    upload_region(manifest, shards, region, AT_HOME, log)
     return open_region(manifest, region, log)

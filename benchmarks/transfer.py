@@ -11,15 +11,14 @@ import resource
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from datetime import date
 from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.sealed_data import AT_HOME
 from benchmarks.table import Row, publish
 from data.manifest import Manifest
-from data.residency import Residency, Rule
 from data.shard import Shard
 from data.upload import upload_region
 from storage.access_log import AccessLog
@@ -33,16 +32,6 @@ NUM_FILES = 4
 FILE_BYTES = 48 << 20
 REPETITIONS = 3
 LIMIT = 0.6
-
-_RULE = Rule(
-    name="home",
-    jurisdictions=("EU",),
-    artifacts=("shard",),
-    regions=("eu",),
-    mechanism="home",
-    evidence="a benchmark",
-    expires=date(2099, 1, 1),
-)
 
 
 def make_files(directory: Path) -> Manifest:
@@ -96,7 +85,6 @@ def compare(server: SeaweedFS, directory: Path) -> dict[str, list[tuple[float, f
     client = server.client()
     seconds: dict[str, list[tuple[float, float]]] = {"sealed": [], "plain": [], "boto3": []}
     log = AccessLog(directory / "access.log")
-    residency = Residency(rules=(_RULE,))
     for number in range(REPETITIONS + 1):
         sealed, plain = (
             Region(
@@ -108,7 +96,7 @@ def compare(server: SeaweedFS, directory: Path) -> dict[str, list[tuple[float, f
             for kind in ("sealed", "plain")
         )
         ways: dict[str, Callable[[], object]] = {
-            "sealed": partial(upload_region, manifest, directory, sealed, residency, log),
+            "sealed": partial(upload_region, manifest, directory, sealed, AT_HOME, log),
             "plain": partial(put_files, open_store(plain), paths),
             "boto3": partial(upload_files, client, paths, f"boto3-{number}"),
         }

@@ -18,17 +18,16 @@ import os
 import resource
 import tempfile
 from collections.abc import Callable, Sequence
-from datetime import date
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from benchmarks.peers import load_streaming
 from benchmarks.samples import BLOCK_TOKENS, text_records, token_blocks
+from benchmarks.sealed_data import AT_HOME
 from benchmarks.table import Row, publish
 from data.manifest import Manifest
 from data.record import Record
-from data.residency import Residency, Rule
 from data.sharding import ShardConfig, write_shards
 from data.upload import upload_region
 from storage.access_log import AccessLog
@@ -41,15 +40,6 @@ MDS_COLUMNS = {
     "tokens": {"tokens": f"ndarray:uint16:{BLOCK_TOKENS}"},
     "text": {"path": "str", "start": "int", "text": "str"},
 }
-RULE = Rule(
-    name="home",
-    jurisdictions=("EU",),
-    artifacts=("shard",),
-    regions=("eu",),
-    mechanism="home",
-    evidence="a benchmark",
-    expires=date(2999, 1, 1),
-)
 
 Rows = list[dict[str, Any]]
 
@@ -129,7 +119,7 @@ def write_ours(records: Sequence[Record], path: Path, holdout: float) -> None:
     )
     manifest = Manifest(dataset="benchmark", shards=shards)
     log = AccessLog(path / "access.log")
-    receipt = upload_region(manifest, path / "shards", region, Residency(rules=(RULE,)), log)
+    receipt = upload_region(manifest, path / "shards", region, AT_HOME, log)
     log.close()
     assert len(receipt.placed) == len(shards)
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from storage.errors import ObjectChanged, ObjectExists, ObjectMissing, StoreUnavailable
+from storage.private_file import sync_directory
 from storage.region import Region
 from storage.store import (
     Bytes,
@@ -55,7 +56,7 @@ class Directory:
                     unfinished.replace(path)
                 else:
                     self._link_new(unfinished, path, name)
-            _sync_directory(path.parent)
+            sync_directory(path.parent)
         except OSError as error:
             raise self._refusal(f"cannot write {name}", error) from error
 
@@ -111,7 +112,7 @@ class Directory:
             if path.parent.is_dir():
                 with _locked(path.parent):
                     path.unlink(missing_ok=True)
-                    _sync_directory(path.parent)
+                    sync_directory(path.parent)
         except OSError as error:
             raise self._refusal(f"cannot remove {name}", error) from error
 
@@ -195,15 +196,7 @@ def _make_directory(path: Path) -> None:
     if not path.is_dir():
         _make_directory(path.parent)
         path.mkdir(mode=0o700, exist_ok=True)
-        _sync_directory(path.parent)
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync_directory(path.parent)
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from typing import Protocol
 from storage.canonical import canonical_json
 from storage.errors import KeyringError
 from storage.locations import FileLocation, KmsLocation, parse_wrapping_key
+from storage.private_file import sync_directory
 from storage.region import Region
 
 EncryptionContext = Mapping[str, str]
@@ -140,7 +141,7 @@ class FileKeyring:
         with self._explained("cannot be renewed"):
             if not self._retiring.exists():
                 self._retiring.hardlink_to(self._path)
-                _sync_directory(self._path.parent)
+                sync_directory(self._path.parent)
             if self._read_key(self._retiring) == present:
                 _write_key_file(self._path, Path.replace)
 
@@ -148,7 +149,7 @@ class FileKeyring:
         """Remove the key before, when nothing is wrapped by it any more. Raises KeyringError."""
         with self._explained("cannot be retired"):
             self._retiring.unlink(missing_ok=True)
-            _sync_directory(self._path.parent)
+            sync_directory(self._path.parent)
 
     def require_key(self) -> None:
         """Raise KeyringError unless the key file is there and in order."""
@@ -227,7 +228,7 @@ def _write_key_file(path: Path, place: Callable[[Path, Path], object]) -> None:
     finally:
         os.close(descriptor)
         unfinished.unlink(missing_ok=True)
-    _sync_directory(path.parent)
+    sync_directory(path.parent)
 
 
 def _open(key: bytes, wrapped: bytes, context: EncryptionContext) -> bytes | None:
@@ -242,11 +243,3 @@ def _open(key: bytes, wrapped: bytes, context: EncryptionContext) -> bytes | Non
         return AESGCM(key).decrypt(nonce, sealed, canonical_json(context))
     except InvalidTag:
         return None
-
-
-def _sync_directory(path: Path) -> None:
-    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

@@ -18,7 +18,7 @@ def create_private_file(path: Path, content: bytes) -> None:
             path.hardlink_to(unfinished)
     finally:
         unfinished.unlink()
-    _sync_directory(path.parent)
+    sync_directory(path.parent)
 
 
 def replace_private_file(path: Path, content: bytes) -> None:
@@ -45,7 +45,8 @@ def _write_beside(path: Path, content: bytes) -> Path:
     return unfinished
 
 
-def _sync_directory(directory: Path) -> None:
+def sync_directory(directory: Path) -> None:
+    """Have the names in a directory on disk, and not their files' content. Raises OSError."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
