@@ -33,7 +33,7 @@ def publish(name: str, unit: str, rows: Sequence[Row]) -> None:
             f"{row.reference:.3f}",
             f"{row.ratio:.3f}",
             row.target,
-            "yes" if row.holds else "NO",
+            ("yes" if row.holds else "NO") if row.target else "",
         )
     Console(width=120).print(table)
     OUTPUT.mkdir(parents=True, exist_ok=True)
