@@ -1,10 +1,8 @@
 """The loop: step, log, checkpoint."""
 
 import json
-import math
 import os
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
@@ -16,16 +14,17 @@ import torch.distributed as dist
 from safetensors import SafetensorError
 from safetensors.torch import save_model
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from data.sealed_shards import SealedShards
 from data.shard import Shard
 from training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from training.config import OptimizerConfig, TrainConfig
 from training.errors import CheckpointError, TrainingError
 from training.evaluate import rehearse
 from training.loader import Loader, prefetch
+from training.optimization import build_optimizers, clip, learning_rate, take_step
+from training.parallel import build_mesh, choose_device, parallelize
 from training.spec import STEPS_FILE, WEIGHTS_FILE, TrainSpec
+from training.timing import StepTimer
 from training.workload import Workload
 
 OnStep = Callable[[dict[str, float]], None]
@@ -38,46 +37,59 @@ def train(spec: TrainSpec, workload: Workload, on_step: OnStep) -> None:
     called on rank 0 with each logged step.
     """
     config = spec.config
+    device = choose_device()
+    mesh = build_mesh(config.dims, device)
     sealed, shards = spec.open_shards()
     torch.manual_seed(config.seed)
-    bare = workload.model(config.model)
+    whole = workload.model(config.model)
     if dist.get_rank() == 0:
-        rehearse(workload, bare, _first_rows(sealed, shards), spec.primary)
-    model = DistributedDataParallel(bare)
-    # The copies start equal; what is drawn from here on, such as dropout, differs by rank.
-    torch.manual_seed(config.seed * dist.get_world_size() + dist.get_rank())
-    optimizer = _build_optimizer(model, config.optimizer)
+        rehearse(workload, whole, _first_rows(sealed, shards), spec.primary)
+    model = parallelize(workload, whole, config, mesh)
+    model.seed_after_start(config.seed)
+    optimizers = build_optimizers(model.parts, config.optimizer)
     checkpoints = spec.run_directory / "checkpoints"
-    resumed = load_checkpoint(checkpoints, spec.fingerprint, model, optimizer)
+    resumed = load_checkpoint(checkpoints, spec.fingerprint, model.parts[0], optimizers[0])
     progress = resumed or Checkpoint(step=0, cursor=0, fingerprint=spec.fingerprint)
     loader = Loader(
         sealed,
         shards,
         workload.collate,
         global_batch=config.global_batch,
-        replica=dist.get_rank(),
+        replica=model.replica,
         num_replicas=config.dims.num_replicas,
         seed=config.seed,
         window=config.window_shards,
     )
     log = StepLog(spec.run_directory / STEPS_FILE, progress.step, on_step)
+    timer = StepTimer()
     stop = config.steps * config.global_batch
     with closing(prefetch(loader.batches(progress.cursor, stop))) as batches:
         for step in range(progress.step + 1, config.steps + 1):
-            started = time.perf_counter()
-            inputs, target = next(batches)
-            waited = time.perf_counter() - started
-            loss, grad_norm = _step(model, optimizer, workload, config, step, inputs, target)
-            log.add(loss, time.perf_counter() - started, waited)
+            rate = learning_rate(config.optimizer, step, config.steps)
+            with timer.phase("data_wait"):
+                inputs, target = next(batches)
+            loss = model.forward_backward(inputs.to(device), target.to(device), timer)
+            with timer.phase("optimizer"):
+                grad_norm = clip(model.parts, config.optimizer.grad_clip, model.stages)
+                _check_finite(step, loss, grad_norm)
+                take_step(optimizers, rate)
+            log.add(loss, timer.take())
             progress = Checkpoint(
                 step=step, cursor=step * config.global_batch, fingerprint=spec.fingerprint
             )
             if step % config.log_every_steps == 0 or step == config.steps:
-                log.write(step, optimizer.param_groups[0]["lr"], grad_norm, config.global_batch)
+                log.write(step, rate, grad_norm, config.global_batch)
             if step % config.checkpoint.every_steps == 0 or step == config.steps:
-                save_checkpoint(checkpoints, progress, model, optimizer, config.checkpoint.keep)
+                with timer.phase("checkpoint"):
+                    save_checkpoint(
+                        checkpoints,
+                        progress,
+                        model.parts[0],
+                        optimizers[0],
+                        config.checkpoint.keep,
+                    )
     if dist.get_rank() == 0:
-        _save_weights(model.module, spec.run_directory / WEIGHTS_FILE)
+        _save_weights(model.parts[0], spec.run_directory / WEIGHTS_FILE)
     dist.barrier()
 
 
@@ -95,56 +107,14 @@ def _save_weights(model: nn.Module, path: Path) -> None:
         ) from error
 
 
-def learning_rate(config: OptimizerConfig, step: int, num_steps: int) -> float:
-    """The rate of a step (the first is 1): linear warm-up, then half a cosine (SGDR, 2017)."""
-    if step <= config.warmup_steps:
-        return config.lr * step / config.warmup_steps
-    done = (step - config.warmup_steps) / max(1, num_steps - config.warmup_steps)
-    ratio = config.final_lr_ratio
-    return config.lr * (ratio + (1 - ratio) * 0.5 * (1 + math.cos(math.pi * done)))
-
-
-def _step(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    workload: Workload,
-    config: TrainConfig,
-    step: int,
-    inputs: Tensor,
-    target: Tensor,
-) -> tuple[Tensor, Tensor]:
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate(config.optimizer, step, config.steps)
-    optimizer.zero_grad(set_to_none=True)
-    loss = workload.loss(model(inputs), target)
-    if loss.ndim or not torch.isfinite(loss):
-        raise TrainingError(
-            f"step {step}: the workload's loss() gave {_describe(loss)}; "
-            "it must be one finite number. Lower train.optimizer.lr if it grew without bound"
-        )
-    loss.backward()  # type: ignore[no-untyped-call]
-    limit = config.optimizer.grad_clip
-    grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), limit or math.inf)
-    optimizer.step()
-    return loss.detach(), grad_norm
-
-
-def _describe(loss: Tensor) -> str:
-    return f"a tensor of shape {tuple(loss.shape)}" if loss.ndim else str(loss.item())
-
-
-def _build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
-    # Biases and gains are not decayed: the habit of the field since BERT.
-    decayed = [p for p in model.parameters() if p.ndim >= 2]
-    other = [p for p in model.parameters() if p.ndim < 2]
-    groups: list[dict[str, Any]] = [
-        {"params": decayed, "weight_decay": config.weight_decay},
-        {"params": other, "weight_decay": 0.0},
-    ]
-    groups = [group for group in groups if group["params"]]
-    if config.name == "sgd":
-        return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum)
-    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, fused=True)
+def _check_finite(step: int, loss: Tensor, grad_norm: Tensor) -> None:
+    if torch.isfinite(loss) and torch.isfinite(grad_norm):
+        return
+    raise TrainingError(
+        f"step {step}: the workload's loss() gave {loss.item()}, and the gradient's norm is "
+        f"{grad_norm.item()}; both must be finite. Lower train.optimizer.lr if it grew without "
+        "bound"
+    )
 
 
 @dataclass
@@ -170,11 +140,11 @@ class StepLog:
             pending.write_text("".join(kept))
             pending.rename(path)
 
-    def add(self, loss: Tensor, seconds: float, wait_seconds: float) -> None:
+    def add(self, loss: Tensor, seconds: Mapping[str, float]) -> None:
         self._window.num_steps += 1
         self._window.loss_sum += loss.item()
-        self._window.seconds += seconds
-        self._window.wait_seconds += wait_seconds
+        self._window.seconds += sum(seconds.values())
+        self._window.wait_seconds += seconds["data_wait"]
 
     def write(self, step: int, lr: float, grad_norm: Tensor, global_batch: int) -> None:
         """Mean over ranks and over the steps since the last line. Called by every rank."""

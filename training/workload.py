@@ -85,8 +85,14 @@ class Workload:
 
         with self._code.running("loss()"):
             loss = self.module.loss(output, target)
+        remedy = "return a tensor of one number, the batch's mean"
         if not isinstance(loss, Tensor):
-            raise self._wrong("loss()", loss, "return a tensor of one number, the batch's mean")
+            raise self._wrong("loss()", loss, remedy)
+        if loss.ndim:
+            shape = tuple(loss.shape)
+            raise WorkloadError(
+                f"{self.module.__name__}.loss() gave a tensor of shape {shape}: {remedy}"
+            )
         return loss
 
     def metrics(self, output: "Tensor", target: "Tensor") -> Sums:

@@ -1,0 +1,88 @@
+"""Optimisers, the learning rate's schedule, and the norm of a gradient under every layout."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.optim import Optimizer
+
+from training.config import OptimizerConfig
+
+
+def build_optimizers(parts: Iterable[nn.Module], config: OptimizerConfig) -> tuple[Optimizer, ...]:
+    """One optimiser for each part of the model."""
+    return tuple(_build_optimizer(part, config) for part in parts)
+
+
+def _build_optimizer(part: nn.Module, config: OptimizerConfig) -> Optimizer:
+    # Biases and gains are not decayed: the habit of the field since BERT.
+    decayed = [p for p in part.parameters() if p.ndim >= 2]
+    other = [p for p in part.parameters() if p.ndim < 2]
+    groups: list[dict[str, Any]] = [
+        {"params": decayed, "weight_decay": config.weight_decay},
+        {"params": other, "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    if config.name == "sgd":
+        return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum)
+    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, fused=True)
+
+
+def learning_rate(config: OptimizerConfig, step: int, num_steps: int) -> float:
+    """The rate of a step (the first is 1): linear warm-up, then half a cosine (SGDR, 2017)."""
+    if step <= config.warmup_steps:
+        return config.lr * step / config.warmup_steps
+    done = (step - config.warmup_steps) / max(1, num_steps - config.warmup_steps)
+    ratio = config.final_lr_ratio
+    return config.lr * (ratio + (1 - ratio) * 0.5 * (1 + math.cos(math.pi * done)))
+
+
+def take_step(optimizers: Iterable[Optimizer], rate: float) -> None:
+    """Change the parameters by their gradients, at this learning rate, and forget the gradients."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+
+def clip(
+    parts: Sequence[nn.Module], limit: float | None, stages: dist.ProcessGroup | None = None
+) -> Tensor:
+    """Scale the gradient down to `limit` if its norm is larger; the norm before, of the whole
+    model and the same number in every rank.
+
+    limit: null measures alone. stages: the ranks that hold the other parts of the model.
+    """
+    parameters = [p for part in parts for p in part.parameters()]
+    norm = _measure_norm([p.grad for p in parameters if p.grad is not None])
+    if stages is not None:
+        squared = norm.square()
+        dist.all_reduce(squared, group=stages)
+        norm = squared.sqrt()
+    if limit is not None:
+        clip_grads_with_norm_(parameters, limit, norm)
+    return norm
+
+
+def _measure_norm(gradients: Iterable[Tensor]) -> Tensor:
+    # torch stacks the norms of a list, which DTensors of unlike layouts do not allow.
+    layouts: defaultdict[Any, list[Tensor]] = defaultdict(list)
+    for gradient in gradients:
+        layout = None
+        if isinstance(gradient, DTensor):
+            layout = (gradient.device_mesh, gradient.placements)
+        layouts[layout].append(gradient)
+    norms = [_measure_alike(alike) for alike in layouts.values()]
+    return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+
+
+def _measure_alike(gradients: list[Tensor]) -> Tensor:
+    norm = get_total_norm(gradients)
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm

@@ -1,0 +1,104 @@
+"""Where the seconds of a step go: phases of one rank, timed one inside the other."""
+
+from collections.abc import Callable
+from time import perf_counter
+from types import TracebackType
+from typing import Literal
+
+from torch import Tensor
+from torch.autograd import Variable
+
+Phase = Literal["data_wait", "forward", "backward", "communication", "optimizer", "checkpoint"]
+
+PHASES: tuple[Phase, ...] = (
+    "data_wait",
+    "forward",
+    "backward",
+    "communication",
+    "optimizer",
+    "checkpoint",
+)
+OTHER = "other"
+"""What no phase took: the loop itself and its log."""
+
+_COMMUNICATION = PHASES.index("communication")
+_OTHER = len(PHASES)
+
+
+class StepTimer:
+    """Adds up the seconds of each phase. One thread at a time.
+
+    A phase inside another takes its time out of the outer one, so that the phases and `other` add
+    up to the time that passed. It costs well under a microsecond a phase, and reads the clock of
+    this machine: what a GPU still computes when a phase ends counts where the loop waits for it.
+    """
+
+    def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
+        self._clock = clock
+        self._seconds = [0.0] * (_OTHER + 1)
+        self._outer: list[int] = []
+        self._current = _OTHER
+        self._since = clock()
+        self._spans = {name: _Span(self, index) for index, name in enumerate(PHASES)}
+
+    def phase(self, name: Phase) -> "_Span":
+        """A context manager, to be entered at once: its block is of this phase."""
+        return self._spans[name]
+
+    def watch_backward(self, loss: Tensor) -> None:
+        """Count the coming `loss.backward()`, inside `phase("backward")`, as `communication` from
+        the moment the last gradient is computed: what is left is waiting for the other ranks.
+
+        Right for DDP (all-reduce of the last buckets) and for the reduce-scatter that ends FSDP's
+        backward. The autograd engine calls back in the order of asking after the last node, and
+        both wrappers ask after the loss did.
+        """
+        loss.register_hook(self._ask_for_the_end)  # type: ignore[no-untyped-call]
+
+    def take(self) -> dict[str, float]:
+        """Seconds by phase, `other` included, since the last call."""
+        self._switch(self._current)
+        taken, self._seconds = self._seconds, [0.0] * (_OTHER + 1)
+        return dict(zip((*PHASES, OTHER), taken, strict=True))
+
+    def _ask_for_the_end(self, gradient: Tensor) -> None:
+        Variable._execution_engine.queue_callback(self._all_computed)
+
+    def _all_computed(self) -> None:
+        self._switch(_COMMUNICATION)
+
+    def _switch(self, index: int) -> None:
+        now = self._clock()
+        self._seconds[self._current] += now - self._since
+        self._since = now
+        self._current = index
+
+    def enter(self, index: int) -> None:
+        """Begin the phase of this index, inside the present one."""
+        self._outer.append(self._current)
+        self._switch(index)
+
+    def leave(self) -> None:
+        """Go back to the phase around the present one."""
+        self._switch(self._outer.pop())
+
+
+class _Span:
+    """One phase of a timer; made once and entered each time."""
+
+    __slots__ = ("_index", "_timer")
+
+    def __init__(self, timer: StepTimer, index: int) -> None:
+        self._timer = timer
+        self._index = index
+
+    def __enter__(self) -> None:
+        self._timer.enter(self._index)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._timer.leave()
