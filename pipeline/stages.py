@@ -37,12 +37,14 @@ from pipeline.lineage import digest_training, lineage_tags
 from pipeline.progress import Transfer, report
 from pipeline.recording import open_log, recorded
 from pipeline.runs import open_run
+from pipeline.specs import evaluation_spec, train_spec
 from pipeline.versioning import check_repository
 from storage.access_log import AccessEntry
 from training.evaluate import Metrics
 from training.registry import ModelVersion
-from training.spec import STEPS_FILE, WEIGHTS_FILE, TrainSpec
+from training.spec import STEPS_FILE, WEIGHTS_FILE
 from training.supervisor import Incident, run_workers
+from training.workload import Sums
 
 
 class RawInput(BaseModel, frozen=True, extra="forbid"):
@@ -196,21 +198,7 @@ def train(config: Config) -> TrainReport:
     with open_run(config, root, manifest, readable, excluded) as run:
         log_made(config, "checkpoint", run.fingerprint, readable, log)
         log_made(config, "metrics", run.mlflow_run_id, readable, log)
-        spec = TrainSpec(
-            root=root,
-            workload=config.workload.module,
-            config=config.train,
-            primary=config.evaluate.primary,
-            manifest=root / workspace.MANIFEST,
-            region=config.site,
-            residency=config.residency,
-            access_log=root / workspace.ACCESS_LOG,
-            audit=config.audit,
-            run_directory=run.directory,
-            fingerprint=run.fingerprint,
-            tracking_uri=config.tracking_uri,
-            mlflow_run_id=run.mlflow_run_id,
-        )
+        spec = train_spec(config, root, run)
         incidents = run_workers(spec, lambda line: _report_step(line, config.train.steps))
         lines = [json.loads(x) for x in (run.directory / STEPS_FILE).read_text().splitlines()]
         result = TrainReport(
@@ -261,10 +249,11 @@ def evaluate(config: Config) -> Metrics:
     from training.evaluate import evaluate as score
     from training.tracking import log_metrics
 
-    workload = open_workload(config, Path.cwd())
+    root = Path.cwd()
+    workload = open_workload(config, root)
     manifest = read_current_manifest(config)
     trained, _ = _read_current_training(config, manifest)
-    site = config.site.name
+    site, dims = config.site.name, config.train.dims
     readable, excluded = log_refusals(
         config, lambda: config.residency.split_readable(manifest.of("holdout"), site)
     )
@@ -276,6 +265,10 @@ def evaluate(config: Config) -> Metrics:
         done += 1
         report("evaluate", done, len(readable), "shards", shard.name)
 
+    num_workers = config.evaluate.workers or (dims.world_size if dims.is_sharded else 1)
+    measured = None
+    if num_workers > 1:
+        measured = _score_by_workers(config, root, trained.mlflow_run_id, num_workers)
     metrics = score(
         workload,
         workspace.TRAINED / WEIGHTS_FILE,
@@ -286,6 +279,7 @@ def evaluate(config: Config) -> Metrics:
         excluded,
         config.evaluate,
         trained.fingerprint,
+        measured,
         count,
     )
     with workspace.replace_directory(workspace.EVALUATED) as fresh:
@@ -298,6 +292,20 @@ def evaluate(config: Config) -> Metrics:
         {f"holdout.{name}": value for name, value in metrics.overall.model.items()},
     )
     return metrics
+
+
+def _score_by_workers(config: Config, root: Path, run_id: str, num_workers: int) -> list[Sums]:
+    """The model's sums on each readable held-out shard."""
+    from training.scoring import score_by_workers
+
+    spec = evaluation_spec(config, root, run_id, num_workers)
+    shutil.rmtree(spec.run_directory, ignore_errors=True)
+    with workspace.explain_disk(spec.run_directory):
+        spec.run_directory.mkdir(parents=True)
+    _, shards = spec.read_readable("holdout")
+    return score_by_workers(
+        spec, lambda done: report("evaluate", done, len(shards), "shards by workers")
+    )
 
 
 @recorded

@@ -34,6 +34,11 @@ class ParallelDims(BaseModel, frozen=True, extra="forbid"):
         return self.dp_replicate * self.dp_shard * self.tp * self.pp
 
     @property
+    def is_sharded(self) -> bool:
+        """Whether no process holds the whole model."""
+        return self.world_size > self.dp_replicate
+
+    @property
     def num_replicas(self) -> int:
         """Parts that a global batch is cut into."""
         return self.dp_replicate * self.dp_shard
@@ -112,6 +117,10 @@ class EvaluateConfig(BaseModel, frozen=True, extra="forbid"):
     primary: str = "loss"
     """The metric that decides which model is the champion."""
     goal: Literal["minimize", "maximize"] = "minimize"
+    workers: PositiveInt | None = None
+    """Processes that score the held-out records; the result is the same to the bit. null: one where
+    each copy of the model is whole (workers take longer to start than to score a small set), and
+    as many as in training where `train.dims` cuts the model into parts."""
 
 
 class RegisterConfig(BaseModel, frozen=True, extra="forbid"):

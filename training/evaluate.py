@@ -2,8 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,12 +13,11 @@ from data.sealed_shards import SealedShards
 from data.shard import Shard
 from training.config import EvaluateConfig
 from training.errors import TrainingError, WorkloadError
+from training.scoring import Rows, add_up, load_weights, score_model
 from training.workload import Sums, Workload
 
 if TYPE_CHECKING:
     from torch import nn
-
-Rows = list[dict[str, Any]]
 
 
 class Score(BaseModel, frozen=True, extra="forbid"):
@@ -58,27 +56,33 @@ def evaluate(
     excluded: tuple[Exclusion, ...],
     config: EvaluateConfig,
     fingerprint: str,
+    measured: Sequence[Sums] | None = None,
     on_shard: Callable[[Shard], None] = lambda shard: None,
 ) -> Metrics:
     """Score the model and the workload's baselines on every held-out record exactly once.
 
-    A shard holds one jurisdiction, so scoring it alone gives that jurisdiction's part of the sums.
-    Raises WorkloadError when there is no such metric as `config.primary`, TrainingError when a
-    metric is not finite.
+    measured: the model's sums on each shard, where workers have measured them; else it is scored
+    here. A shard holds one jurisdiction, so scoring it alone gives that jurisdiction's part of the
+    sums. Raises WorkloadError when there is no such metric as `config.primary`, TrainingError when
+    a metric is not finite.
     """
-    model = load_weights(workload, weights, model_params)
+    if measured is None:
+        model = load_weights(workload, weights, model_params)
     baselines = workload.baselines(row for shard in train for row in sealed.open(shard))
     sums: dict[str, dict[str, Sums]] = defaultdict(dict)
     num_records: dict[str, int] = defaultdict(int)
-    for shard in holdout:
-        rows = list(sealed.open(shard))
+    for number, shard in enumerate(holdout):
+        rows = list(sealed.open(shard)) if baselines or measured is None else []
         scores = sums[shard.jurisdiction]
-        part = score_model(workload, model, rows, config.batch)
+        if measured is None:
+            part = score_model(workload, model, rows, config.batch)
+        else:
+            part = measured[number]
         check_primary(part, config.primary)
         _add(scores, "", part)
         for name, scorer in baselines.items():
             _add(scores, name, scorer(rows))
-        num_records[shard.jurisdiction] += len(rows)
+        num_records[shard.jurisdiction] += shard.num_records
         on_shard(shard)
     total: dict[str, Sums] = {}
     for scores in sums.values():
@@ -116,54 +120,8 @@ def rehearse(workload: Workload, model: "nn.Module", rows: Rows, primary: str) -
     model.train()
 
 
-def load_weights(workload: Workload, weights: Path, model_params: dict[str, Any]) -> "nn.Module":
-    """The trained model, ready to predict. Raises TrainingError."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_model
-
-    model = workload.model(model_params)
-    try:
-        load_model(model, str(weights))
-    except (SafetensorError, RuntimeError, OSError) as error:
-        raise TrainingError(
-            f"{weights} does not fit the workload's model or was changed "
-            f"({type(error).__name__}): run `convoy stage train`"
-        ) from error
-    return model.eval()
-
-
-def score_model(workload: Workload, model: "nn.Module", rows: Rows, batch: int) -> Sums:
-    """Sums of the workload's metrics over these records, in batches of one thread each.
-
-    One thread, since the order of a sum may change with their number.
-    """
-    import torch
-
-    sums: dict[str, Sums] = {}
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with torch.inference_mode():
-            for records in _batches(rows, batch):
-                inputs, target = workload.collate(records)
-                output = workload.forward(model, inputs)
-                _add(sums, "", workload.metrics(output, target))
-    finally:
-        torch.set_num_threads(num_threads)
-    return sums[""]
-
-
-def _batches(rows: Iterable[dict[str, Any]], size: int) -> Iterator[Rows]:
-    iterator = iter(rows)
-    while batch := list(islice(iterator, size)):
-        yield batch
-
-
 def _add(sums: dict[str, Sums], name: str, part: Sums) -> None:
-    mine = sums.setdefault(name, {})
-    for metric, (total, weight) in part.items():
-        old_total, old_weight = mine.get(metric, (0.0, 0.0))
-        mine[metric] = (old_total + float(total), old_weight + float(weight))
+    sums[name] = add_up((sums.get(name, {}), part))
 
 
 def _score(sums: dict[str, Sums], whose: str) -> Score:

@@ -15,7 +15,8 @@ from pydantic import BaseModel
 import data.record
 from storage.errors import ConvoyError
 from training.errors import RegistryError
-from training.evaluate import Metrics, load_weights
+from training.evaluate import Metrics
+from training.scoring import load_weights
 from training.tracking import CHAMPION, METRIC_TAG, check_tracking, find_champion, open_client
 from training.workload import Workload
 

@@ -1,6 +1,7 @@
 """All that launched workers need to know, as one file that holds no secret."""
 
 from pathlib import Path
+from typing import Any, ClassVar
 
 from pydantic import BaseModel
 
@@ -8,7 +9,7 @@ from data.cache import SealedCache
 from data.manifest import Manifest, read_manifest
 from data.residency import Residency
 from data.sealed_shards import SealedShards, open_region
-from data.shard import Shard
+from data.shard import Shard, Split
 from storage.access_log import AccessLog
 from storage.log_checkpoint import AuditConfig
 from storage.region import Region
@@ -20,35 +21,101 @@ EXIT_CODES_VARIABLE = "CONVOY_EXIT_CODES"
 """Environment variable that tells the agent where to leave the ranks' exit codes."""
 
 
-class TrainSpec(BaseModel, frozen=True, extra="forbid"):
-    """One training run, as its workers see it."""
+class WorkerSpec(BaseModel, frozen=True, extra="forbid"):
+    """What any launched workers need, and what their supervisor needs to know of them."""
+
+    worker: ClassVar[str]
+    """The module that each rank runs, with the path of this spec's file."""
+    progress_file: ClassVar[str]
+    """JSON lines that rank 0 adds to in the run directory, each with its `step`."""
+    after_kill: ClassVar[str]
+    """What the user can do when the workers were killed too often."""
 
     root: Path
     """The workspace, where the workload is imported from."""
     workload: str
-    config: TrainConfig
-    primary: str
-    """The metric that will decide; a rehearsal before the first step looks whether it is there."""
     manifest: Path
     region: Region
     residency: Residency
     access_log: Path
     audit: AuditConfig = AuditConfig()
     run_directory: Path
-    """Checkpoints, logs, steps and weights of this run; kept until the run is another one."""
-    fingerprint: str
-    """Digest of all that the result depends on: a checkpoint of another one is refused."""
-    tracking_uri: str
+    """What the workers leave for the supervisor: failures, exit codes, logs, results."""
     mlflow_run_id: str
 
-    def open_shards(self) -> tuple[SealedShards, tuple[Shard, ...]]:
-        """The site's sealed shards, and those for training that it may read."""
-        manifest: Manifest = read_manifest(self.manifest)
-        readable, _ = self.residency.split_readable(manifest.of("train"), self.region.name)
-        kept = self.config.cache
-        cache = SealedCache(self.root / kept.directory, kept.limit_bytes) if kept else None
-        return open_region(manifest, self.region, self.open_log(), cache=cache), readable
+    @property
+    def num_workers(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def max_restarts(self) -> int:
+        raise NotImplementedError
 
     def open_log(self) -> AccessLog:
         """The access log; a handle on the one writer of this process."""
         return AccessLog(self.access_log, self.audit, self.residency.digest)
+
+    def read_readable(self, split: Split) -> tuple[Manifest, tuple[Shard, ...]]:
+        """The manifest, and its shards of a split that the site may read."""
+        manifest = read_manifest(self.manifest)
+        return manifest, self.residency.split_readable(manifest.of(split), self.region.name)[0]
+
+
+class TrainSpec(WorkerSpec, frozen=True, extra="forbid"):
+    """One training run, as its workers see it."""
+
+    worker: ClassVar[str] = "training.worker"
+    progress_file: ClassVar[str] = STEPS_FILE
+    after_kill: ClassVar[str] = "the last commit is whole: `convoy stage train` goes on from it"
+
+    config: TrainConfig
+    primary: str
+    """The metric that will decide; a rehearsal before the first step looks whether it is there."""
+    fingerprint: str
+    """Digest of all that the result depends on: a checkpoint of another one is refused."""
+    tracking_uri: str
+
+    @property
+    def num_workers(self) -> int:
+        return self.config.dims.world_size
+
+    @property
+    def max_restarts(self) -> int:
+        return self.config.max_restarts
+
+    def open_shards(self) -> tuple[SealedShards, tuple[Shard, ...]]:
+        """The site's sealed shards, and those for training that it may read."""
+        manifest, readable = self.read_readable("train")
+        kept = self.config.cache
+        cache = SealedCache(self.root / kept.directory, kept.limit_bytes) if kept else None
+        return open_region(manifest, self.region, self.open_log(), cache=cache), readable
+
+
+class EvaluationSpec(WorkerSpec, frozen=True, extra="forbid"):
+    """One scoring of a trained model on the held-out shards, as its workers see it."""
+
+    worker: ClassVar[str] = "training.evaluation_worker"
+    progress_file: ClassVar[str] = "progress.jsonl"
+    after_kill: ClassVar[str] = "nothing is lost: run `convoy stage evaluate` again"
+
+    weights: Path
+    model: dict[str, Any]
+    """Keyword arguments of the workload's model()."""
+    batch: int
+    world_size: int
+    sharded: bool
+    """Whether the workers hold the parameters in parts, as in training, or each of them all."""
+    restarts: int
+
+    @property
+    def num_workers(self) -> int:
+        return self.world_size
+
+    @property
+    def max_restarts(self) -> int:
+        return self.restarts
+
+    def open_shards(self) -> tuple[SealedShards, tuple[Shard, ...]]:
+        """The site's sealed shards, and those held out that it may read."""
+        manifest, readable = self.read_readable("holdout")
+        return open_region(manifest, self.region, self.open_log()), readable

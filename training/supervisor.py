@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from storage.access_log import RUN_ID_VARIABLE
 from training.errors import WorkersFailed
 from training.process import PARENT_VARIABLE
-from training.spec import EXIT_CODES_VARIABLE, STEPS_FILE, TrainSpec
+from training.spec import EXIT_CODES_VARIABLE, WorkerSpec
 
 _POLL_SECONDS = 0.2
 _GRACE_SECONDS = 10.0
@@ -41,7 +41,7 @@ class Incident(BaseModel, frozen=True, extra="forbid"):
 
 
 def run_workers(
-    spec: TrainSpec, on_step: Callable[[dict[str, float]], None]
+    spec: WorkerSpec, on_step: Callable[[dict[str, float]], None]
 ) -> tuple[Incident, ...]:
     """Run all workers to the last step; killed ones are started again from the last checkpoint.
 
@@ -61,17 +61,16 @@ def run_workers(
                 f"{incident.message}. Logs of all ranks: {_log_directory(spec)}",
                 detail=spec.run_directory / f"failure-{incident.rank}.txt",
             )
-        if len(incidents) > spec.config.max_restarts:
+        if len(incidents) > spec.max_restarts:
             raise WorkersFailed(
                 f"the workers were killed {len(incidents)} times, more than train.max_restarts "
-                f"{spec.config.max_restarts} allows; the last commit is whole: "
-                "`convoy stage train` goes on from it. "
+                f"{spec.max_restarts} allows; {spec.after_kill}. "
                 f"Last: {incident.message}. Logs of all ranks: {_log_directory(spec)}"
             )
 
 
 def _run_once(
-    spec: TrainSpec, spec_path: Path, on_step: Callable[[dict[str, float]], None]
+    spec: WorkerSpec, spec_path: Path, on_step: Callable[[dict[str, float]], None]
 ) -> Incident | None:
     for stale in spec.run_directory.glob("failure-*.json"):
         stale.unlink()
@@ -91,7 +90,7 @@ def _run_once(
             process_group=0,
         )
         try:
-            steps = _follow(spec.run_directory / STEPS_FILE, agent)
+            steps = _follow(spec.run_directory / spec.progress_file, agent)
             for line in steps:
                 last_step = int(line["step"])
                 on_step(line)
@@ -102,13 +101,13 @@ def _run_once(
     return _explain(spec, last_step, time.monotonic() - started)
 
 
-def _command(spec: TrainSpec, spec_path: Path) -> list[str]:
+def _command(spec: WorkerSpec, spec_path: Path) -> list[str]:
     return [
         sys.executable,
         "-m",
         "training.agent",
         "--nnodes=1",
-        f"--nproc-per-node={spec.config.dims.world_size}",
+        f"--nproc-per-node={spec.num_workers}",
         "--rdzv-backend=c10d",
         "--rdzv-endpoint=127.0.0.1:0",
         f"--rdzv-id={uuid.uuid4().hex[:8]}",
@@ -117,12 +116,12 @@ def _command(spec: TrainSpec, spec_path: Path) -> list[str]:
         f"--log-dir={_log_directory(spec)}",
         "--redirects=3",
         "-m",
-        "training.worker",
+        spec.worker,
         str(spec_path),
     ]
 
 
-def _environment(spec: TrainSpec) -> dict[str, str]:
+def _environment(spec: WorkerSpec) -> dict[str, str]:
     environment = dict(os.environ)
     environment[RUN_ID_VARIABLE] = spec.mlflow_run_id
     environment[PARENT_VARIABLE] = str(os.getpid())
@@ -167,7 +166,7 @@ def _end(agent: subprocess.Popen[bytes]) -> None:
             agent.wait()
 
 
-def _explain(spec: TrainSpec, last_step: int, seconds: float) -> Incident:
+def _explain(spec: WorkerSpec, last_step: int, seconds: float) -> Incident:
     found = [_read_json(path) for path in spec.run_directory.glob("failure-*.json")]
     failures = sorted(filter(None, found), key=lambda failure: float(failure["time"]))
     own = [failure for failure in failures if not failure["peer_lost"]]
@@ -184,8 +183,7 @@ def _explain(spec: TrainSpec, last_step: int, seconds: float) -> Incident:
         return Incident(
             cause="error",
             rank=None,
-            message=f"the disk of {spec.run_directory} is full: make room and run `convoy stage "
-            "train`, which goes on from the last commit",
+            message=f"the disk of {spec.run_directory} is full: make room; {spec.after_kill}",
             last_step=last_step,
             seconds=seconds,
         )
@@ -204,7 +202,7 @@ def _explain(spec: TrainSpec, last_step: int, seconds: float) -> Incident:
     )
 
 
-def _read_exit_codes(spec: TrainSpec) -> dict[int, int]:
+def _read_exit_codes(spec: WorkerSpec) -> dict[int, int]:
     """Exit codes of the ranks that failed; none when torchrun itself was killed."""
     codes = _read_json(_exit_codes(spec)) or {}
     return {int(rank): int(number) for rank, number in codes.items()}
@@ -219,9 +217,9 @@ def _read_json(path: Path) -> dict[str, Any] | None:
     return content
 
 
-def _exit_codes(spec: TrainSpec) -> Path:
+def _exit_codes(spec: WorkerSpec) -> Path:
     return spec.run_directory / "exit-codes.json"
 
 
-def _log_directory(spec: TrainSpec) -> Path:
+def _log_directory(spec: WorkerSpec) -> Path:
     return spec.run_directory / "logs"

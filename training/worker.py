@@ -6,12 +6,16 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from storage.errors import ConvoyError
 from training.process import die_with_parent, read_parent
-from training.spec import TrainSpec
+from training.spec import TrainSpec, WorkerSpec
 from training.usercode import write_private
+
+Spec = TypeVar("Spec", bound=WorkerSpec)
 
 # What gloo says in the ranks that lost a peer: never the cause.
 _PEER_LOST = ("Connection closed by peer", "Connection reset", "connectFullMesh", "Broken pipe")
@@ -29,7 +33,7 @@ def run(spec: TrainSpec) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     try:
-        detail = _detail(spec.run_directory, dist.get_rank())
+        detail = detail_file(spec.run_directory, dist.get_rank())
         workload = load_workload(spec.workload, spec.root, detail)
         if dist.get_rank() == 0:
             with MetricLogger(spec.tracking_uri, spec.mlflow_run_id) as logger:
@@ -42,10 +46,10 @@ def run(spec: TrainSpec) -> None:
         dist.destroy_process_group()
 
 
-def main(path: Path) -> None:
+def main(path: Path, kind: type[Spec], run: Callable[[Spec], None]) -> None:
     """Run the rank; an error is left in a file for the supervisor, who shows the earliest one."""
     die_with_parent(signal.SIGKILL, read_parent())
-    spec = TrainSpec.model_validate_json(path.read_bytes())
+    spec = kind.model_validate_json(path.read_bytes())
     try:
         run(spec)
     except Exception as error:
@@ -63,7 +67,7 @@ def _leave_failure(error: Exception, directory: Path, rank: int) -> None:
     }
     (directory / f"failure-{rank}.json").write_text(json.dumps(failure))
     if not isinstance(error, ConvoyError) or error.detail is None:
-        write_private(_detail(directory, rank), traceback.format_exc())
+        write_private(detail_file(directory, rank), traceback.format_exc())
 
 
 def _describe(error: Exception) -> str:
@@ -73,9 +77,10 @@ def _describe(error: Exception) -> str:
     return f"{type(error).__name__}{said} at {Path(frame.filename).name}:{frame.lineno}"
 
 
-def _detail(directory: Path, rank: int) -> Path:
+def detail_file(directory: Path, rank: int) -> Path:
+    """What a rank's error says, of mode 0600: it may quote a record."""
     return directory / f"failure-{rank}.txt"
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), TrainSpec, run)

@@ -185,6 +185,16 @@ class TestEvaluate:
         path.write_bytes(content[:100] + bytes([content[100] ^ 1]) + content[101:])
         refuse("evaluate", f"shard {broken['shard']} in region eu", "Delete the object and run")
 
+    def test_workers_find_the_same_and_fail_with_their_own_words(self, trained: Workspace) -> None:
+        alone = trained.read("artifacts/evaluate/evaluation.json")
+        trained.set("evaluate.workers", 2)
+        STAGES["evaluate"](Config.load())
+        assert trained.read("artifacts/evaluate/evaluation.json") == alone
+        assert Path(".convoy/evaluation/scores.json").exists()
+        weights = Path("artifacts/train/model.safetensors")
+        weights.write_bytes(weights.read_bytes()[:-1])
+        refuse("evaluate", " failed: ", "model.safetensors does not fit the workload's model or")
+
     def test_an_mlflow_that_does_not_answer(
         self, trained: Workspace, monkeypatch: pytest.MonkeyPatch
     ) -> None:
