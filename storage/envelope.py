@@ -28,6 +28,7 @@ from storage.store import KeyStore, ObjectStore
 _FORMAT = "convoy-envelope/1"
 _MAC_INFO = b"convoy/envelope-mac/1"
 _ADDRESS_INFO = b"convoy/content-address/1"
+_NOTE_INFO = b"convoy/note-mac/1"
 _KEYS = "keys"
 _SHREDDED = "shredded"
 _SHA256_HEX = re.compile(r"[0-9a-f]{64}")
@@ -181,6 +182,14 @@ def content_address(data_key: bytes, digest: str) -> str:
     if not _SHA256_HEX.fullmatch(digest):
         raise ValueError(f"not a SHA-256 in lower-case hex: {digest!r}")
     return hmac.new(_derive(data_key, _ADDRESS_INFO), digest.encode(), hashlib.sha256).hexdigest()
+
+
+def authenticate(data_key: bytes, content: bytes) -> str:
+    """Return the MAC (64 hex digits) of a readable note, such as a checkpoint's commit marker.
+
+    HMAC-SHA256 under a key derived from the data key and used for nothing else.
+    """
+    return hmac.new(_derive(data_key, _NOTE_INFO), content, hashlib.sha256).hexdigest()
 
 
 def associated_data(dataset: str, version: str, region: str, jurisdiction: str, name: str) -> bytes:

@@ -68,10 +68,26 @@ class OptimizerConfig(BaseModel, frozen=True, extra="forbid"):
 
 
 class CheckpointConfig(BaseModel, frozen=True, extra="forbid"):
-    """When to commit a resumable state, and how many to keep."""
+    """When to commit a resumable state, where, and how many to keep."""
 
-    every_steps: PositiveInt = 100
+    every_steps: PositiveInt | None = None
+    """Steps between checkpoints; 100 when `every_seconds` is null too."""
+    every_seconds: PositiveFloat | Literal["auto"] | None = None
+    """Seconds between checkpoints. `auto`: what loses the least time, from what a checkpoint costs
+    and how often the run is stopped."""
+    failure_seconds: PositiveFloat = 14_400.0
+    """For `auto`: mean time between failures before the run has seen any."""
     keep: PositiveInt = 2
+    """The newest ones that are kept."""
+    keep_best: bool = True
+    """Keep the one of the lowest training loss too."""
+    store: bool = True
+    """Also place them, sealed, in the training region's store: a lost disk loses no checkpoint."""
+
+    @property
+    def steps_between(self) -> int | None:
+        """Steps between checkpoints; None when seconds alone count."""
+        return 100 if self.every_steps is None and self.every_seconds is None else self.every_steps
 
 
 class TrainConfig(BaseModel, frozen=True, extra="forbid"):

@@ -15,6 +15,7 @@ from storage.log_checkpoint import AuditConfig
 from storage.region import Region
 from training.config import TrainConfig
 
+SPEC_FILE = "spec.json"
 STEPS_FILE = "steps.jsonl"
 WEIGHTS_FILE = "model.safetensors"
 EXIT_CODES_VARIABLE = "CONVOY_EXIT_CODES"
@@ -73,6 +74,10 @@ class TrainSpec(WorkerSpec, frozen=True, extra="forbid"):
     """The metric that will decide; a rehearsal before the first step looks whether it is there."""
     fingerprint: str
     """Digest of all that the result depends on: a checkpoint of another one is refused."""
+    identity: dict[str, Any] = {}
+    """The same, to be read: what a refusal compares."""
+    fencing_token: int = 0
+    """Which world this is, of two that believe they are the run."""
     tracking_uri: str
 
     @property

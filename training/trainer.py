@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from data.sealed_shards import SealedShards
 from data.shard import Shard
-from training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from training.checkpoint import Checkpoint, Checkpointer
+from training.checkpoint_history import StepHistory
 from training.errors import CheckpointError, TrainingError
 from training.evaluate import rehearse
 from training.loader import Loader, prefetch
@@ -47,9 +48,10 @@ def train(spec: TrainSpec, workload: Workload, on_step: OnStep) -> None:
     model = parallelize(workload, whole, config, mesh)
     model.seed_after_start(config.seed)
     optimizers = build_optimizers(model.parts, config.optimizer)
-    checkpoints = spec.run_directory / "checkpoints"
-    resumed = load_checkpoint(checkpoints, spec.fingerprint, model.parts[0], optimizers[0])
-    progress = resumed or Checkpoint(step=0, cursor=0, fingerprint=spec.fingerprint)
+    checkpoints = Checkpointer(spec, sealed, model.seed_after_start)
+    extras = {"steps": StepHistory(spec.run_directory / STEPS_FILE)} if dist.get_rank() == 0 else {}
+    resumed = checkpoints.load(model.parts, optimizers, extras)
+    progress = resumed or Checkpoint(step=0, cursor=0)
     loader = Loader(
         sealed,
         shards,
@@ -63,7 +65,7 @@ def train(spec: TrainSpec, workload: Workload, on_step: OnStep) -> None:
     log = StepLog(spec.run_directory / STEPS_FILE, progress.step, on_step)
     timer = StepTimer()
     stop = config.steps * config.global_batch
-    with closing(prefetch(loader.batches(progress.cursor, stop))) as batches:
+    with checkpoints, closing(prefetch(loader.batches(progress.cursor, stop))) as batches:
         for step in range(progress.step + 1, config.steps + 1):
             rate = learning_rate(config.optimizer, step, config.steps)
             with timer.phase("data_wait"):
@@ -74,20 +76,12 @@ def train(spec: TrainSpec, workload: Workload, on_step: OnStep) -> None:
                 _check_finite(step, loss, grad_norm)
                 take_step(optimizers, rate)
             log.add(loss, timer.take())
-            progress = Checkpoint(
-                step=step, cursor=step * config.global_batch, fingerprint=spec.fingerprint
-            )
             if step % config.log_every_steps == 0 or step == config.steps:
                 log.write(step, rate, grad_norm, config.global_batch)
-            if step % config.checkpoint.every_steps == 0 or step == config.steps:
+            if checkpoints.due(step):
                 with timer.phase("checkpoint"):
-                    save_checkpoint(
-                        checkpoints,
-                        progress,
-                        model.parts[0],
-                        optimizers[0],
-                        config.checkpoint.keep,
-                    )
+                    progress = Checkpoint(step, step * config.global_batch, log.last_loss)
+                    checkpoints.save(progress, model.parts, optimizers, extras)
     if dist.get_rank() == 0:
         _save_weights(model.parts[0], spec.run_directory / WEIGHTS_FILE)
     dist.barrier()
@@ -134,6 +128,8 @@ class StepLog:
         self._path = path
         self._on_step = on_step
         self._window = _Window()
+        self.last_loss: float | None = None
+        """Of the last line, on rank 0."""
         if dist.get_rank() == 0:
             kept = [line for line in _read_lines(path) if json.loads(line)["step"] <= resumed_step]
             pending = path.with_suffix(".tmp")
@@ -167,6 +163,7 @@ class StepLog:
             file.write(json.dumps(line) + "\n")
             file.flush()
             os.fsync(file.fileno())
+        self.last_loss = line["loss"]
         self._on_step(line)
 
 

@@ -66,7 +66,7 @@ class TestTrain:
         try:
             refuse("train", "could not be written (No space left on device)", "the one before it")
             commits = sorted(p.parent.name for p in runs.glob("*/*/*/committed.json"))
-            assert commits == ["step-00000005", "step-00000010"]
+            assert [name[:13] for name in commits] == ["step-00000005", "step-00000010"]
             assert statuses() == ["FAILED"]
         finally:
             subprocess.run(["umount", "--lazy", str(runs)], check=True)

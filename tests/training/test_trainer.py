@@ -84,11 +84,14 @@ class TestTrain:
     def test_a_cache_is_filled_and_changes_no_loss(self, work: Workspace) -> None:
         directory = work.path / "cache"
         cache = {"directory": str(directory), "limit_bytes": 1 << 20}
-        losses = [line["loss"] for line in run(work, cache=cache)]
+        alone: dict[str, Any] = {
+            "checkpoint": {"store": False}
+        }  # a second run would go on from the store
+        losses = [line["loss"] for line in run(work, cache=cache, **alone)]
         kept = {path.name for path in directory.glob("*.sealed")}
         assert kept
         (work.path / "run").rename(work.path / "first")
-        assert [line["loss"] for line in run(work)] == losses
+        assert [line["loss"] for line in run(work, **alone)] == losses
         assert {path.name for path in directory.glob("*.sealed")} == kept
 
     def test_a_metric_that_is_not_there_is_found_before_the_first_step(
@@ -172,7 +175,8 @@ class TestTrain:
         )
         refused(work, TrainingError, "step 12: ", "gave nan", "Lower train.optimizer.lr")
         assert not [thread for thread in threading.enumerate() if thread.name == "loader"]
-        assert [p.parent.name for p in Path("run").glob("*/*/committed.json")] == ["step-00000010"]
+        [commit] = Path("run").glob("*/*/committed.json")
+        assert commit.parent.name.startswith("step-00000010-")
 
     @pytest.mark.parametrize("how", ["changed", "cut", "swapped", "gone"])
     def test_a_shard_in_the_store(self, work: Workspace, how: str) -> None:
@@ -202,10 +206,10 @@ class TestTrain:
         small = ["mount", "-t", "tmpfs", "-o", "size=3400k", "tmpfs", "run"]  # for two, of 1.2 MB
         subprocess.run(small, check=True)
         try:
-            words = "step-00000015 could not be written (No space left on device)", "make room"
+            words = "step-00000015-", "could not be written (No space left on device)", "make room"
             refused(work, CheckpointError, *words, **large)
             commits = sorted(path.parent.name for path in Path("run").glob("*/*/committed.json"))
-            assert commits == ["step-00000005", "step-00000010"]
+            assert [name[:13] for name in commits] == ["step-00000005", "step-00000010"]
             subprocess.run(["mount", "-o", "remount,size=40m", "run"], check=True)
             assert [line["step"] for line in run(work, **large)] == [15, 20, 25, 30]
         finally:
@@ -220,9 +224,9 @@ class TestTrain:
 
     def test_a_checkpoint_that_was_cut(self, work: Workspace) -> None:
         run(work)
-        [content] = max(Path("run").glob("checkpoints/step-*")).glob("*.distcp")
+        [content] = max(Path("run").glob("checkpoints/step-*")).glob("state-0")
         content.write_bytes(content.read_bytes()[:300])
-        words = "step-00000030 cannot be read (", "delete it and run `convoy stage train`"
+        words = "step-00000030-", " cannot be read (", "delete it and run `convoy stage train`"
         refused(work, CheckpointError, *words)
 
     def test_weights_that_cannot_be_written(self, work: Workspace) -> None:

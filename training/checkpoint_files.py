@@ -1,0 +1,352 @@
+"""The files of checkpoints: sealed, on this machine's disk and in the region's store, marker last.
+
+A checkpoint is a directory of sealed objects (docs/format.md) under the dataset version's data key
+in the region, and a readable marker with a MAC under a key derived from it. So shredding that
+dataset in that region shreds the checkpoints made of it. No directory is ever written twice, and
+what has no marker does not exist: a kill at any moment leaves the earlier ones whole. Loads no
+torch.
+"""
+
+import contextlib
+import hmac
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import rfc8785
+from pydantic import AwareDatetime, BaseModel, NonNegativeInt, ValidationError
+
+from data.sealed_shards import SealedShards
+from storage.access_log import AccessEntry, AccessLog, Action
+from storage.buffers import Buffers
+from storage.envelope import associated_data, authenticate
+from storage.errors import ObjectMissing, SealBroken
+from storage.private_file import sync_directory
+from storage.region import Region
+from storage.sealed import PART_BYTES, SealedReader, seal_parts
+from storage.store import KeyStore, open_store
+from training.errors import CheckpointError
+
+MARKER = "committed.json"
+_PREFIX = "checkpoints"
+
+
+class Commit(BaseModel, frozen=True, extra="forbid"):
+    """What a commit marker says."""
+
+    format: Literal["convoy-checkpoint-v1"] = "convoy-checkpoint-v1"
+    step: int
+    """Steps that were done."""
+    cursor: int
+    """First global sample position that was not used."""
+    fingerprint: str
+    """Of the run: the digest of `identity`."""
+    identity: dict[str, Any] = {}
+    """What of workload, manifest and config the result depends on, to be read and compared."""
+    layout: dict[str, int] = {}
+    """The degrees of parallelism that wrote it. Any others may load it."""
+    loss: float | None = None
+    """Training loss, the mean over the last window of the log."""
+    time: AwareDatetime
+    running_seconds: float = 0.0
+    """What the run trained until then, over all its starts."""
+    num_resumes: NonNegativeInt = 0
+    """How often the run went on from a checkpoint before."""
+    fencing_token: NonNegativeInt = 0
+    """Which world wrote it: of two that believe they are the run, the higher one is."""
+    files: dict[str, int]
+    """Bytes of each sealed file."""
+    mac: str = ""
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(self.files.values())
+
+    def sign(self, key: bytes) -> "Commit":
+        """The same with its MAC under the data key."""
+        return self.model_copy(update={"mac": authenticate(key, self._content)})
+
+    def is_signed(self, key: bytes) -> bool:
+        """Whether its MAC is that of the data key, and nothing was changed."""
+        return hmac.compare_digest(authenticate(key, self._content), self.mac)
+
+    @property
+    def _content(self) -> bytes:
+        return rfc8785.dumps(self.model_dump(mode="json", exclude={"mac"}))
+
+
+@dataclass(frozen=True)
+class Found:
+    """A committed checkpoint, and where it is."""
+
+    name: str
+    commit: Commit
+    on_disk: bool
+    in_store: bool
+
+    @property
+    def age(self) -> tuple[int, AwareDatetime]:
+        """What the newest has most of."""
+        return self.commit.step, self.commit.time
+
+
+def store_folder(run: str) -> str:
+    """The folder of a run's checkpoints in a store; a run is named as its directory."""
+    return f"{_PREFIX}/{run}"
+
+
+def find_on_disk(directory: Path) -> list[Found]:
+    """The committed checkpoints in a run's folder, oldest first; nothing has proved their markers.
+
+    Raises CheckpointError for a marker that is none.
+    """
+    markers = list(directory.glob(f"step-*/{MARKER}"))
+    commits = {path.parent.name: _parse(path.read_bytes(), path) for path in markers}
+    return _sorted(Found(name, commit, True, False) for name, commit in commits.items())
+
+
+def find_in_store(store: KeyStore, run: str) -> list[Found]:
+    """The same for those in a region's store. Raises StoreUnavailable too."""
+    commits: dict[str, Commit] = {}
+    for info in store.list(store_folder(run)):
+        folder, _, file = info.name.rpartition("/")
+        if file == MARKER:
+            with contextlib.suppress(ObjectMissing):  # its run removed it meanwhile
+                commits[folder.rpartition("/")[2]] = _parse(store.get(info.name), info.name)
+    return _sorted(Found(name, commit, False, True) for name, commit in commits.items())
+
+
+def merge_found(on_disk: Iterable[Found], in_store: Iterable[Found]) -> list[Found]:
+    """Each once, oldest first, with all the places where it is."""
+    found = {one.name: one for one in on_disk}
+    for one in in_store:
+        found[one.name] = replace(found.get(one.name, one), in_store=True)
+    return _sorted(found.values())
+
+
+def _sorted(found: Iterable[Found]) -> list[Found]:
+    return sorted(found, key=lambda one: one.age)
+
+
+def _parse(content: bytes, where: Path | str) -> Commit:
+    try:
+        return Commit.model_validate_json(content)
+    except ValidationError as error:
+        raise CheckpointError(
+            f"{where} is not the marker of a checkpoint that this release reads "
+            f"({error.errors()[0]['msg']}): delete its directory and run `convoy stage train`, "
+            "which goes on from the one before it"
+        ) from None
+
+
+class CheckpointFiles:
+    """The checkpoints of one run. A name is that of a checkpoint's directory."""
+
+    def __init__(
+        self, directory: Path, sealed: SealedShards, run: str, *, use_store: bool = True
+    ) -> None:
+        self.directory = directory
+        self._sealed = sealed
+        self._run = run
+        self._store = open_store(sealed.region) if use_store else None
+
+    @property
+    def has_store(self) -> bool:
+        return self._store is not None
+
+    def find(self) -> list[Found]:
+        """The committed ones in both places, oldest first."""
+        return merge_found(self.find_on_disk(), self.find_in_store())
+
+    def find_on_disk(self) -> list[Found]:
+        """The committed ones on this disk, oldest first."""
+        return find_on_disk(self.directory)
+
+    def find_in_store(self) -> list[Found]:
+        """The committed ones in the store, oldest first; none when it is not used."""
+        return find_in_store(self._store, self._run) if self._store else []
+
+    def write(self, name: str, file: str, pieces: Sequence[memoryview]) -> int:
+        """Seal one file onto the disk and have it there; its sealed bytes. Raises OSError."""
+        target = self.directory / name
+        target.mkdir(mode=0o700, parents=True, exist_ok=True)
+        num_bytes = sum(len(piece) for piece in pieces)
+        parts = seal_parts(
+            self._sealed.key,
+            _reader_of(pieces),
+            num_bytes,
+            self._associated_data(name, file),
+            Buffers(PART_BYTES),
+        )
+        descriptor = os.open(target / file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        written = 0
+        try:
+            for part in parts:
+                left = part
+                while left:
+                    count = os.write(descriptor, left)
+                    written += count
+                    left = left[count:]
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        return written
+
+    def commit(self, name: str, commit: Commit) -> None:
+        """Make a checkpoint of what was written, now or never. Raises OSError."""
+        target = self.directory / name
+        pending = target / f"{MARKER}.tmp"
+        content = commit.sign(self._sealed.key).model_dump_json(indent=1)
+        with pending.open("w") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        pending.rename(target / MARKER)
+        sync_directory(target)
+        sync_directory(self.directory)
+
+    def upload(self, name: str, file: str) -> None:
+        """Put a file of the disk in the store as it is, and say so in the access log.
+
+        Raises StoreUnavailable, StorageError, OSError.
+        """
+        assert self._store is not None
+        path = self.directory / name / file
+        self._store.put(self._object(name, file), _parts_of(path))
+        _record(self._sealed, "put", self._object(name, file), path.stat().st_size)
+
+    def remove(self, name: str) -> None:
+        """From the disk, the marker first."""
+        (self.directory / name / MARKER).unlink(missing_ok=True)
+        shutil.rmtree(self.directory / name, ignore_errors=True)
+
+    def remove_stored(self, name: str) -> None:
+        """From the store, the marker first. Raises StoreUnavailable."""
+        assert self._store is not None
+        remove_stored(self._store, f"{store_folder(self._run)}/{name}")
+
+    def check(self, found: Found) -> None:
+        """Raise CheckpointError unless the marker is what this data key's holder wrote."""
+        if not found.commit.is_signed(self._sealed.key):
+            raise CheckpointError(
+                f"{self.directory / found.name / MARKER} does not authenticate: it was "
+                "changed, or is of another dataset version or region. Delete that directory (and "
+                "its copy in the store) and run `convoy stage train`, which goes on from the one "
+                "before it"
+            )
+
+    @contextlib.contextmanager
+    def open(self, name: str, file: str) -> Iterator[SealedReader]:
+        """A file, from the disk or else from the store. Raises ObjectMissing, SealBroken."""
+        path = self.directory / name / file
+        associated = self._associated_data(name, file)
+        with contextlib.ExitStack() as stack:
+            if path.exists() or self._store is None:
+                descriptor = os.open(path, os.O_RDONLY)
+                stack.callback(os.close, descriptor)
+                size = os.fstat(descriptor).st_size
+                yield SealedReader(
+                    self._sealed.key,
+                    associated,
+                    lambda start, end: _pread(descriptor, start, end),
+                    size,
+                )
+            else:
+                store, object_name = self._store, self._object(name, file)
+                sizes = {info.name: info.num_bytes for info in store.list(self._object(name))}
+                if object_name not in sizes:
+                    raise ObjectMissing(f"{object_name} is neither on this disk nor in the store")
+                size = sizes[object_name]
+                yield SealedReader(
+                    self._sealed.key,
+                    associated,
+                    lambda start, end: store.get(object_name, start, end),
+                    size,
+                )
+                _record(self._sealed, "get", object_name, size)
+
+    def read(self, name: str, file: str) -> bytes:
+        """The whole of a file."""
+        with self.open(name, file) as reader:
+            return reader.read(0, reader.num_bytes)
+
+    def _object(self, name: str, file: str = "") -> str:
+        return "/".join(filter(None, (store_folder(self._run), name, file)))
+
+    def _associated_data(self, name: str, file: str) -> bytes:
+        # The same in both places: what is in the store is what is on the disk.
+        region = self._sealed.region
+        return associated_data(
+            dataset=self._sealed.manifest.dataset,
+            version=self._sealed.manifest.digest,
+            region=region.name,
+            jurisdiction=region.jurisdiction,
+            name=self._object(name, file),
+        )
+
+
+def remove_stored(store: KeyStore, folder: str) -> None:
+    """Remove all objects of a folder, markers first. Raises StoreUnavailable."""
+    names = [info.name for info in store.list(folder)]
+    for name in sorted(names, key=lambda name: not name.endswith(f"/{MARKER}")):
+        store.delete(name)
+
+
+def _record(sealed: SealedShards, action: Action, name: str, num_bytes: int) -> None:
+    record_checkpoint(sealed.log, sealed.region, action, name, num_bytes)
+
+
+def record_checkpoint(
+    log: AccessLog,
+    region: Region,
+    action: Action,
+    name: str,
+    num_bytes: int = 0,
+    refused: str | None = None,
+) -> None:
+    """Append what happened to an object of the class `checkpoint`. Raises StorageError."""
+    log.append(
+        AccessEntry(
+            region=region.name,
+            action=action,
+            object=name,
+            artifact="checkpoint",
+            num_bytes=num_bytes,
+            decision="refused" if refused else "allowed",
+            reason=refused or "residency",
+        )
+    )
+
+
+def _reader_of(pieces: Sequence[memoryview]) -> Callable[[memoryview], None]:
+    """Gives the bytes of the pieces, one after another, as `seal_parts` asks for them."""
+    number, offset = 0, 0
+
+    def fill(into: memoryview) -> None:
+        nonlocal number, offset
+        done = 0
+        while done < len(into):
+            piece = pieces[number]
+            count = min(len(piece) - offset, len(into) - done)
+            into[done : done + count] = piece[offset : offset + count]
+            done, offset = done + count, offset + count
+            if offset == len(piece):
+                number, offset = number + 1, 0
+
+    return fill
+
+
+def _parts_of(path: Path) -> Iterator[bytes]:
+    with path.open("rb", buffering=0) as file:
+        while part := file.read(PART_BYTES):
+            yield part
+
+
+def _pread(descriptor: int, start: int, end: int) -> bytes:
+    data = os.pread(descriptor, end - start, start)
+    if len(data) < end - start:
+        raise SealBroken(f"a file of a checkpoint ends at {start + len(data)} and not at {end}")
+    return data
