@@ -18,8 +18,15 @@ from pipeline.versioning import read_revision
 FLOW_RUN_VARIABLE = "CONVOY_FLOW_RUN_ID"
 """Environment variable by which a flow names itself to the stages."""
 
-# They change when and how often something is written or read, never a result.
-_NO_RESULT = {"cache", "checkpoint", "log_every_steps", "max_restarts"}
+_NO_RESULT = frozenset(
+    {
+        # They change when and how often something is written or read, never a result.
+        *("cache", "checkpoint", "log_every_steps", "max_restarts", "profile"),
+        # They change how the same sums are computed: a run may go on in another layout.
+        *("dims", "sequence_parallel", "loss_parallel", "pipeline", "accumulate"),
+        *("activation_checkpointing", "compile"),
+    }
+)
 
 
 def digest_config(config: Config) -> str:
@@ -29,15 +36,21 @@ def digest_config(config: Config) -> str:
 
 def digest_training(config: Config, manifest: Manifest, readable: Sequence[Shard]) -> str:
     """The fingerprint of a training run: SHA-256 of all that its result depends on, hex."""
-    return _digest(
-        {
-            "manifest": manifest.digest,
-            "shards": [shard.digest for shard in readable],
-            "train": config.train.model_dump(mode="json", exclude=_NO_RESULT),
-            "workload": config.workload.module,
-            "code": digest_code(config.workload.code),
-        }
-    )
+    return _digest(describe_training(config, manifest, readable))
+
+
+def describe_training(
+    config: Config, manifest: Manifest, readable: Sequence[Shard]
+) -> dict[str, Any]:
+    """All that a training's result depends on, as plain values; rounding apart, which is the
+    layout's."""
+    return {
+        "manifest": manifest.digest,
+        "shards": _digest([shard.digest for shard in readable]),
+        "train": config.train.model_dump(mode="json", exclude=set(_NO_RESULT)),
+        "workload": config.workload.module,
+        "code": digest_code(config.workload.code),
+    }
 
 
 def digest_code(code: Path) -> str:

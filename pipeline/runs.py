@@ -1,6 +1,7 @@
 """Training runs in the workspace: their directory, their MLflow run, and how they ended."""
 
 import contextlib
+import json
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,8 +15,11 @@ from data.shard import Shard
 from pipeline import workspace
 from pipeline.checks import check_artifact_root
 from pipeline.config import Config
-from pipeline.lineage import digest_training, lineage_tags
+from pipeline.lineage import describe_training, digest_training, lineage_tags
+from storage.store import open_store
+from training.checkpoint_files import remove_stored, store_folder
 from training.errors import RegistryError
+from training.spec import SPEC_FILE
 from training.tracking import RunStatus, end_run, start_run
 
 _RUN_ID = "mlflow_run_id"
@@ -28,6 +32,8 @@ class Run:
 
     directory: Path
     fingerprint: str
+    identity: dict[str, Any]
+    """All that the fingerprint is of."""
     mlflow_run_id: str
     resumed: bool
 
@@ -45,12 +51,15 @@ def open_run(
 
     Runs that were killed before they could say so are marked KILLED first.
     """
+    identity = describe_training(config, manifest, readable)
     fingerprint = digest_training(config, manifest, readable)
     directory = root / workspace.RUNS / fingerprint[:16]
     with workspace.explain_disk(directory):
         _mark_killed(config, root, but=directory)
         if (directory / _ENDED).exists():
+            _forget_stored(config, directory)
             shutil.rmtree(directory)
+        _forget_others(config, root, but=directory)
         marker = directory / _RUN_ID
         resumed = marker.exists()
         run_id = marker.read_text() if resumed else ""
@@ -66,7 +75,7 @@ def open_run(
             )
             directory.mkdir(parents=True, exist_ok=True)
             marker.write_text(run_id)
-        run = Run(directory, fingerprint, run_id, resumed)
+        run = Run(directory, fingerprint, identity, run_id, resumed)
         try:
             yield run
         except BaseException as error:
@@ -78,8 +87,24 @@ def open_run(
             raise
         end_run(config.tracking_uri, run_id, "FINISHED")
         (directory / _ENDED).touch()
-        # The result now stands in artifacts/train; checkpoints were for going on.
-        shutil.rmtree(directory / "checkpoints")
+        # The result now stands in artifacts/train; the store's checkpoints were for going on. Those
+        # on disk can be exported until another run begins.
+        _forget_stored(config, directory)
+
+
+def _forget_others(config: Config, root: Path, but: Path) -> None:
+    """The checkpoints of runs that nobody goes on with, on disk and in the store."""
+    for checkpoints in (root / workspace.RUNS).glob("*/checkpoints"):
+        if checkpoints.parent != but:
+            _forget_stored(config, checkpoints.parent)
+            shutil.rmtree(checkpoints)
+
+
+def _forget_stored(config: Config, directory: Path) -> None:
+    """The run's checkpoints in the store, if that is the one that training uses now."""
+    spec = directory / SPEC_FILE
+    if spec.exists() and json.loads(spec.read_bytes())["region"]["store"] == config.site.store:
+        remove_stored(open_store(config.site), store_folder(directory.name))
 
 
 def _mark_killed(config: Config, root: Path, but: Path) -> None:

@@ -16,6 +16,7 @@ def train_spec(config: Config, root: Path, run: Run) -> TrainSpec:
         config=config.train,
         primary=config.evaluate.primary,
         fingerprint=run.fingerprint,
+        identity=run.identity,
         tracking_uri=config.tracking_uri,
     )
 

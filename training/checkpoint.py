@@ -4,7 +4,7 @@ import io
 import pickle
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -24,7 +24,7 @@ from storage.sealed import SealedReader
 from training.checkpoint_files import CheckpointFiles, Found, record_checkpoint, store_folder
 from training.checkpoint_identity import explain_difference
 from training.checkpoint_policy import Timetable
-from training.checkpoint_random import read_generators, seed_generators, set_generators
+from training.checkpoint_random import begin_generators, read_generators, set_generators
 from training.checkpoint_state import (
     Stager,
     collect_state,
@@ -63,15 +63,19 @@ class Checkpointer:
     then in the store. What goes wrong there is raised by the next call. Its collectives run in
     process groups of their own, so that they never meet the training's.
 
-    stream: the number of this rank's random stream, its rank by default. Ranks that must draw
-    alike, such as those of one tensor-parallel group, have the same.
+    reseed: seeds torch's generator in this rank as the start of a training does.
     """
 
-    def __init__(self, spec: TrainSpec, sealed: SealedShards, stream: int | None = None) -> None:
+    def __init__(
+        self,
+        spec: TrainSpec,
+        sealed: SealedShards,
+        reseed: Callable[[int], object] = torch.manual_seed,
+    ) -> None:
         self._spec = spec
         self._sealed = sealed
         self._rank = dist.get_rank()
-        self._stream = self._rank if stream is None else stream
+        self._reseed = reseed
         self._files = CheckpointFiles(
             spec.run_directory / CHECKPOINTS,
             sealed,
@@ -96,8 +100,8 @@ class Checkpointer:
         """Load the newest committed state in place; None when there is none yet.
 
         In the layout that wrote it every rank gets its own random state and extras back. In
-        another one every rank begins a new random stream, drawn from the seed, the step and its
-        stream's number, and gets rank 0's extras. Raises CheckpointError for a checkpoint of
+        another one every rank draws anew, from a seed made of the config's and the step, and gets
+        rank 0's extras. Raises CheckpointError for a checkpoint of
         another run, and for one that was changed.
         """
         self.close()
@@ -124,7 +128,7 @@ class Checkpointer:
         if same:
             set_generators(own["generators"])
         else:
-            seed_generators(self._spec.config.seed, commit.step, self._stream)
+            begin_generators(self._spec.config.seed, commit.step, self._reseed)
         self._num_resumes = commit.num_resumes + 1
         self._table = Timetable(
             self._spec.config.checkpoint,

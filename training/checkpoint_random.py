@@ -2,6 +2,7 @@
 
 import hashlib
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -31,9 +32,13 @@ def set_generators(state: dict[str, Any]) -> None:
         torch.cuda.set_rng_state(state["cuda"])
 
 
-def seed_generators(seed: int, step: int, stream: int) -> None:
-    """Begin anew: the same draws for the same three numbers, others for any others."""
-    digest = hashlib.sha256(f"{seed}/{step}/{stream}".encode()).digest()
-    torch.manual_seed(int.from_bytes(digest[:7]))
-    np.random.seed(int.from_bytes(digest[8:12]))
-    random.seed(digest[12:])
+def begin_generators(seed: int, step: int, reseed: Callable[[int], object]) -> None:
+    """Begin anew at a step, the same way each time.
+
+    `reseed` seeds torch's generator as the start of a training does, with other draws for ranks
+    that must draw for themselves; NumPy's and Python's follow it.
+    """
+    digest = hashlib.sha256(f"{seed}/{step}".encode()).digest()
+    reseed(int.from_bytes(digest[:4]))
+    np.random.seed(torch.initial_seed() % 2**32)
+    random.seed(torch.initial_seed())

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from storage.access_log import RUN_ID_VARIABLE
 from training.errors import WorkersFailed
 from training.process import PARENT_VARIABLE
-from training.spec import EXIT_CODES_VARIABLE, WorkerSpec
+from training.spec import EXIT_CODES_VARIABLE, SPEC_FILE, WorkerSpec
 
 _POLL_SECONDS = 0.2
 _GRACE_SECONDS = 10.0
@@ -48,7 +48,7 @@ def run_workers(
     `on_step` gets each logged step. Gives the incidents that were survived. Raises WorkersFailed
     with the first failing rank's own error. Whatever ends this call ends every worker.
     """
-    spec_path = spec.run_directory / "spec.json"
+    spec_path = spec.run_directory / SPEC_FILE
     spec_path.write_text(spec.model_dump_json(indent=1))
     incidents: list[Incident] = []
     while True:
