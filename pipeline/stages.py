@@ -42,7 +42,7 @@ from pipeline.versioning import check_repository
 from storage.access_log import AccessEntry
 from training.evaluate import Metrics
 from training.registry import ModelVersion
-from training.spec import STEPS_FILE, WEIGHTS_FILE
+from training.spec import STEPS_FILE, WEIGHTS_FILE, rank_steps_file
 from training.supervisor import Incident, run_workers
 from training.workload import Sums
 
@@ -218,7 +218,8 @@ def train(config: Config) -> TrainReport:
         )
         with workspace.replace_directory(workspace.TRAINED) as fresh:
             shutil.copy(run.directory / WEIGHTS_FILE, fresh)
-            shutil.copy(run.directory / STEPS_FILE, fresh)
+            for path in (run.directory / STEPS_FILE, *run.directory.glob(rank_steps_file("*"))):
+                shutil.copy(path, fresh)
             _write_curve(fresh / "loss.csv", lines)
             workspace.write_result(fresh / "report.json", result)
     return result

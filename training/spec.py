@@ -17,6 +17,7 @@ from training.config import TrainConfig
 
 SPEC_FILE = "spec.json"
 STEPS_FILE = "steps.jsonl"
+"""The step log of a run, of all ranks."""
 WEIGHTS_FILE = "model.safetensors"
 EXIT_CODES_VARIABLE = "CONVOY_EXIT_CODES"
 """Environment variable that tells the agent where to leave the ranks' exit codes."""
@@ -124,3 +125,8 @@ class EvaluationSpec(WorkerSpec, frozen=True, extra="forbid"):
         """The site's sealed shards, and those held out that it may read."""
         manifest, readable = self.read_readable("holdout")
         return open_region(manifest, self.region, self.open_log()), readable
+
+
+def rank_steps_file(rank: int | str) -> str:
+    """The name of one rank's own step log."""
+    return f"steps-{rank}.jsonl"

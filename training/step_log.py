@@ -1,0 +1,170 @@
+"""The log of a run's steps: one line of JSON for each logged step, of the whole and of each rank.
+
+`steps.jsonl` is rank 0's, of all ranks; `steps-RANK.jsonl` is each rank's own. A resumed run goes
+on in its own files.
+"""
+
+import json
+import resource
+import sys
+from collections.abc import Callable
+from io import TextIOWrapper
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from training.spec import STEPS_FILE, rank_steps_file
+from training.timing import OTHER, PHASES, StepTimer
+
+OnStep = Callable[[dict[str, float]], None]
+
+_SPLIT = (*PHASES, OTHER)
+_COMMUNICATION = _SPLIT.index("communication")
+_RSS_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024
+
+
+class StepLog:
+    """Sums up the steps between two lines; the ranks speak with each other only for a line.
+
+    The split is in seconds a step, the mean of the ranks. `slowest_rank` is the one that worked
+    longest, by `slowest_busy_seconds` a step: all but the exposed communication, in which a rank
+    waits for the others.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        resumed_step: int,
+        timer: StepTimer,
+        on_step: OnStep,
+        device: torch.device,
+        num_replicas: int,
+    ) -> None:
+        self._timer = timer
+        self._on_step = on_step
+        self._device = device
+        self._num_replicas = num_replicas
+        self._rank = dist.get_rank()
+        self._num_ranks = dist.get_world_size()
+        self._num_steps = 0
+        self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+        self._num_targets = 0
+        self.last_loss: float | None = None
+        """Of the last line, on rank 0."""
+        self._own = _continue(directory / rank_steps_file(self._rank), resumed_step)
+        self._joint: TextIOWrapper | None = None
+        if self._rank == 0:
+            self._joint = _continue(directory / STEPS_FILE, resumed_step)
+            for stale in directory.glob(rank_steps_file("*")):
+                if int(stale.stem.rpartition("-")[2]) >= self._num_ranks:
+                    stale.unlink()
+        timer.take()
+
+    def add(self, loss: Tensor, target: Tensor) -> None:
+        """Count a step: its mean loss over this rank's samples and the batch's target.
+
+        Neither is waited for: a GPU may still compute them.
+        """
+        self._num_steps += 1
+        self._loss_sum += loss
+        if target.ndim > 1:
+            self._num_targets += target.numel()
+
+    def write(self, step: int, lr: float, grad_norm: Tensor, global_batch: int) -> None:
+        """Mean over ranks and over the steps since the last line. Called by every rank."""
+        num_steps, num_targets = self._num_steps, self._num_targets
+        split = [seconds / num_steps for seconds in self._timer.take().values()]
+        loss = self._loss_sum.item() / num_steps
+        memory = measure_peak_memory(self._device)
+        own = [loss, num_targets / num_steps, *split, *memory.values()]
+        all_ranks = self._gather(own)
+        self._num_steps = self._num_targets = 0
+        self._loss_sum.zero_()
+        _append(
+            self._own,
+            {
+                "step": step,
+                "rank": self._rank,
+                "loss": loss,
+                "step_seconds": sum(split),
+                **_name(split),
+                **memory,
+            },
+        )
+        if self._joint is None:
+            return
+        means = all_ranks.mean(0).tolist()
+        parts = all_ranks[:, 2 : 2 + len(_SPLIT)]
+        mean_split = means[2 : 2 + len(_SPLIT)]
+        step_seconds = sum(mean_split)
+        busy = parts.sum(1) - parts[:, _COMMUNICATION]
+        slowest = int(busy.argmax())
+        line = {
+            "step": step,
+            "loss": means[0],
+            "lr": lr,
+            "grad_norm": grad_norm.item(),
+            "step_seconds": step_seconds,
+            **_name(mean_split),
+            "slowest_rank": slowest,
+            "slowest_busy_seconds": busy[slowest].item(),
+            "samples_per_second": global_batch / step_seconds,
+        }
+        if num_targets:
+            line["tokens_per_second"] = means[1] * self._num_replicas / step_seconds
+        peaks = all_ranks[:, 2 + len(_SPLIT) :].amax(0).tolist()
+        line |= dict(zip(memory, peaks, strict=True))
+        _append(self._joint, line)
+        self.last_loss = line["loss"]
+        self._on_step(line)
+
+    def close(self) -> None:
+        """Close the files."""
+        self._own.close()
+        if self._joint is not None:
+            self._joint.close()
+
+    def _gather(self, own: list[float]) -> Tensor:
+        """The numbers of all ranks, a row for each, on the CPU."""
+        row = torch.tensor(own, dtype=torch.float64, device=self._device)
+        rows = [torch.empty_like(row) for _ in range(self._num_ranks)]
+        dist.all_gather(rows, row)
+        return torch.stack(rows).cpu()
+
+
+def measure_peak_memory(device: torch.device) -> dict[str, float]:
+    """Bytes that this process held at most: resident, and on its GPU where it has one."""
+    peak = {
+        "peak_rss_bytes": float(
+            resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT_BYTES
+        )
+    }
+    if device.type == "cuda":
+        peak["peak_cuda_bytes"] = float(torch.cuda.max_memory_allocated(device))
+    return peak
+
+
+def _name(split: list[float]) -> dict[str, float]:
+    return {f"{name}_seconds": seconds for name, seconds in zip(_SPLIT, split, strict=True)}
+
+
+def _continue(path: Path, resumed_step: int) -> TextIOWrapper:
+    """The file with its whole lines up to the step, open for more: a kill can cut the last one."""
+    kept: list[str] = []
+    if path.exists():
+        lines = path.read_text().splitlines(keepends=True)
+        whole = [line for line in lines if line.endswith("\n")]
+        kept = [line for line in whole if json.loads(line)["step"] <= resumed_step]
+    pending = path.with_suffix(".tmp")
+    pending.write_text("".join(kept))
+    pending.rename(path)
+    return path.open("a")
+
+
+def _append(file: TextIOWrapper, line: dict[str, float]) -> None:
+    # Not forced to the disk: that can take longer than a step, and a run that loses the machine
+    # loses at most lines.
+    file.write(json.dumps(line) + "\n")
+    file.flush()
