@@ -75,7 +75,7 @@ def train(spec: TrainSpec, workload: Workload, on_step: OnStep) -> None:
             loss = model.forward_backward(inputs.to(device), target.to(device), timer)
             with timer.phase("optimizer"):
                 grad_norm = clip(model.parts, config.optimizer.grad_clip, model.stages)
-                _check_finite(step, loss, grad_norm)
+                check_finite(step, loss, grad_norm)
                 take_step(optimizers, rate)
             log.add(loss, target)
             if step % config.log_every_steps == 0 or step == config.steps:
@@ -103,7 +103,8 @@ def _save_weights(model: nn.Module, path: Path) -> None:
         ) from error
 
 
-def _check_finite(step: int, loss: Tensor, grad_norm: Tensor) -> None:
+def check_finite(step: int, loss: Tensor, grad_norm: Tensor) -> None:
+    """Raise TrainingError unless loss and gradient are numbers."""
     if torch.isfinite(loss) and torch.isfinite(grad_norm):
         return
     raise TrainingError(
