@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from data.manifest import Manifest, read_manifest
 from data.upload import UploadReceipt, read_receipt
@@ -17,6 +17,7 @@ from pipeline import workspace
 from pipeline.config import Config
 from pipeline.errors import WorkspaceError
 from pipeline.lineage import digest_training
+from pipeline.speed import StepSplit, read_rank_steps
 from pipeline.stages import TrainReport
 from storage.errors import ConvoyError
 from training.evaluate import Metrics
@@ -26,15 +27,13 @@ from training.spec import STEPS_FILE
 Noun = TypeVar("Noun")
 
 
-class LoggedStep(BaseModel, frozen=True, extra="ignore"):
+class LoggedStep(StepSplit, frozen=True, extra="ignore"):
     """One line of the step log, as far as the report shows it."""
 
-    step: int
     loss: float
     """Mean over the workers and the steps since the line before."""
     lr: float
     step_seconds: float
-    data_wait_seconds: float
     samples_per_second: float
 
 
@@ -47,6 +46,8 @@ class Findings:
     """By region."""
     training: TrainReport | None
     steps: tuple[LoggedStep, ...]
+    ranks: Mapping[int, tuple[StepSplit, ...]]
+    """The same of each rank alone."""
     metrics: Metrics | None
     model_version: ModelVersion | None
     problems: Mapping[str, str]
@@ -85,6 +86,7 @@ def read_findings(config: Config, root: Path) -> Findings:
                 receipts[region] = receipt
     training = result(workspace.TRAINED / "report.json", TrainReport, "train")
     steps = attempt("train", partial(_read_steps, root / workspace.TRAINED / STEPS_FILE))
+    ranks = attempt("train", partial(read_rank_steps, root / workspace.TRAINED))
     metrics = result(workspace.EVALUATED / "evaluation.json", Metrics, "evaluate")
     model_version = result(workspace.REGISTERED / "model_version.json", ModelVersion, "register")
     if manifest is not None and training is not None:
@@ -93,7 +95,9 @@ def read_findings(config: Config, root: Path) -> Findings:
         attempt("evaluate", partial(_check_metrics, manifest, metrics))
     if training is not None and metrics is not None and model_version is not None:
         attempt("register", partial(_check_registered, training, metrics, model_version))
-    return Findings(manifest, receipts, training, steps or (), metrics, model_version, problems)
+    return Findings(
+        manifest, receipts, training, steps or (), ranks or {}, metrics, model_version, problems
+    )
 
 
 def list_regions(config: Config, root: Path) -> list[str]:

@@ -8,7 +8,7 @@ import html
 import io
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 # Placeholder colours, and the page's CSS variables that take their place.
@@ -18,8 +18,15 @@ _VARIABLES = {
     "#030303": "--line",
     "#040404": "--curve",
     "#050505": "--warn",
+    "#060606": "--part-1",
+    "#070707": "--part-2",
+    "#080808": "--part-3",
+    "#090909": "--part-4",
+    "#0a0a0a": "--part-5",
+    "#0b0b0b": "--part-6",
+    "#0c0c0c": "--part-7",
 }
-_INK, _MUTED, _LINE, _CURVE, _WARN = _VARIABLES
+_INK, _MUTED, _LINE, _CURVE, _WARN, *_PARTS = _VARIABLES
 
 _STYLE = {
     "svg.fonttype": "none",  # text stays text
@@ -54,19 +61,47 @@ def draw_curve(
     which the workers were started again, marked by dashed lines. A value that is not finite is a
     gap.
     """
-    import matplotlib.style
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
-
     finite = [value if math.isfinite(value) else math.nan for value in values]
-    overrides: dict[str, Any] = {**_STYLE, "svg.hashsalt": name}
-    with matplotlib.style.context(["default", overrides]):
-        figure = Figure(figsize=(4.6, 2.7), layout="constrained")
-        axes = figure.add_subplot()
+
+    def draw(axes: Any) -> None:
         for step in restarts:
             axes.axvline(step, color=_WARN, linewidth=1, linestyle=(0, (3, 3)))
         # A single point has no line to be seen by.
         axes.plot(steps, finite, color=_CURVE, linewidth=1.7, marker="o" if len(steps) < 3 else "")
+
+    return _draw(name, unit, f"{unit}: {describe_curve(steps, values)}", draw)
+
+
+def draw_stack(
+    name: str, steps: Sequence[int], parts: Mapping[str, Sequence[float]], unit: str
+) -> str:
+    """Parts of a whole over steps, one on the other, as an SVG element; at most seven."""
+    means = ", ".join(f"{part} {sum(v) / len(v):.3g}" for part, v in parts.items())
+
+    def draw(axes: Any) -> None:
+        # A single point would have no area to be seen by.
+        ends = [steps[0] - 1, *steps] if len(steps) == 1 else steps
+        values = [[v[0], *v] if len(steps) == 1 else v for v in parts.values()]
+        axes.stackplot(ends, *values, labels=list(parts), colors=_PARTS, linewidth=0)
+        handles, labels = axes.get_legend_handles_labels()
+        axes.legend(  # as they lie on each other
+            handles[::-1], labels[::-1], frameon=False, loc="center left", bbox_to_anchor=(1, 0.5)
+        )
+        axes.set_ylim(bottom=0)
+
+    return _draw(name, unit, f"{unit}, means: {means}", draw)
+
+
+def _draw(name: str, unit: str, description: str, draw: Callable[[Any], None]) -> str:
+    import matplotlib.style
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    overrides: dict[str, Any] = {**_STYLE, "svg.hashsalt": name}
+    with matplotlib.style.context(["default", overrides]):
+        figure = Figure(figsize=(4.6, 2.7), layout="constrained")
+        axes = figure.add_subplot()
+        draw(axes)
         axes.set_xlabel("step")
         axes.set_ylabel(unit)
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
@@ -82,7 +117,7 @@ def draw_curve(
             format="svg",
             metadata={"Creator": None, "Date": None, "Format": None, "Type": None},
         )
-    return _inline(drawing.getvalue(), name, f"{unit}: {describe_curve(steps, values)}")
+    return _inline(drawing.getvalue(), name, description)
 
 
 def describe_curve(steps: Sequence[int], values: Sequence[float]) -> str:

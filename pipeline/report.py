@@ -7,6 +7,7 @@ and tells the browser so by a content security policy. It holds no content of a 
 import base64
 import hashlib
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -19,9 +20,10 @@ from markupsafe import Markup, escape
 from pipeline import workspace
 from pipeline.config import Config
 from pipeline.errors import WorkspaceError
-from pipeline.findings import Findings, list_regions, read_findings
+from pipeline.findings import Findings, LoggedStep, list_regions, read_findings
 from pipeline.lineage import digest_config
-from pipeline.plots import describe_curve, draw_curve
+from pipeline.plots import describe_curve, draw_curve, draw_stack
+from pipeline.speed import PHASES, compare_ranks, find_slowest
 from pipeline.stages import STAGES
 from pipeline.versioning import read_revision
 from pipeline.whereabouts import list_contents, place_rows, use_rules
@@ -113,6 +115,7 @@ def render_report(config: Config, root: Path, now: datetime) -> str:
             **_describe_places(config, root, findings, now),
             excluded=merge_exclusions(findings),
             plots=draw_plots(findings),
+            **_describe_speed(findings),
             **_describe_metrics(findings.metrics),
             lineage=list_lineage(config, root, findings),
         )
@@ -152,6 +155,12 @@ def _describe_places(
         "contents": list_contents(shards, receipts, regions),
         "num_plaintext": sum((root / workspace.SHARDS / shard.name).exists() for shard in shards),
     }
+
+
+def _describe_speed(findings: Findings) -> dict[str, Any]:
+    ranks = compare_ranks(findings.ranks)
+    slowest = find_slowest(ranks)
+    return {"speeds": ranks, "slowest": slowest, "phases": list(PHASES.values())}
 
 
 def _describe_metrics(metrics: Metrics | None) -> dict[str, Any]:
@@ -222,13 +231,28 @@ def draw_plots(findings: Findings) -> tuple[Plot, ...]:
             f"{100 * waiting:.1f} % of the time went into waiting for data.",
         ),
     )
-    return tuple(
+    plots = tuple(
         Plot(
             title=title,
             svg=Markup(draw_curve(name, steps, values, unit, restarts)),
             caption=describe_curve(steps, values) + note,
         )
         for name, title, unit, values, note in curves
+    )
+    return (*plots, _draw_split(lines)) if all(line.has_split for line in lines) else plots
+
+
+def _draw_split(lines: Sequence[LoggedStep]) -> Plot:
+    parts = {
+        shown: [1000 * getattr(line, field) for line in lines] for field, shown in PHASES.items()
+    }
+    totals = {shown: sum(values) for shown, values in parts.items()}
+    largest = max(totals, key=lambda shown: totals[shown])
+    share = totals[largest] / sum(totals.values())
+    return Plot(
+        title="Where a step goes",
+        svg=Markup(draw_stack("split", [line.step for line in lines], parts, "ms a step")),
+        caption=f"Mean of the workers. The largest part is {largest}, {100 * share:.0f} %.",
     )
 
 

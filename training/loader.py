@@ -81,7 +81,7 @@ class Loader:
                 cursor = end
 
 
-def prefetch(batches: "Batches", depth: int = 4) -> "Batches":
+def prefetch(batches: "Batches", depth: int = 16) -> "Batches":
     """The same batches, prepared by a thread up to `depth` ahead. Its errors are raised here.
 
     Close it: the thread ends with it, and `batches` is closed.

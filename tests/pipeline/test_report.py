@@ -477,6 +477,40 @@ def test_the_curves_take_the_page_s_colours(page: str) -> None:
     assert "The median step took 50 ms; 10.0 % of the time went into waiting for data." in page
 
 
+def write_split(root: Path) -> None:
+    """Rank 1 computes twice as long; rank 0 waits for it."""
+    names = ("data_wait", "forward", "backward", "communication", "optimizer")
+    of_rank = {0: (0.0, 0.01, 0.02, 0.03, 0.001), 1: (0.0, 0.02, 0.04, 0.0, 0.001)}
+    for rank, seconds in of_rank.items():
+        split = {f"{name}_seconds": each for name, each in zip(names, seconds, strict=True)}
+        lines = [{"step": step, "rank": rank, "peak_rss_bytes": 2**30, **split} for step in (5, 10)]
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (root / workspace.TRAINED / f"steps-{rank}.jsonl").write_text(text)
+    common = {"loss": 1.0, "lr": 0.1, "step_seconds": 0.061, "samples_per_second": 10.0}
+    write_steps(root, [{**common, **split, "step": step} for step in (5, 10)])
+
+
+def test_where_a_step_goes(whole: Path, config: Config) -> None:
+    write_split(whole)
+    page = render_report(config, whole, NOW)
+    assert "Rank 1 is the slowest: it works 61 ms a step" in page
+    cells = ["31", "0", "10", "20", "30", "1", "0", "0", "1.0 GiB"]
+    assert row_of(table_of(page, "ranks"), "0")[1:] == cells
+    assert row_of(table_of(page, "ranks"), "1 (slowest)")[1] == "61"
+    assert "The largest part is backward, 66 %." in page
+    [drawing] = re.findall(r"<svg[^>]*ms a step.*?</svg>", page, re.DOTALL)
+    assert "fill: var(--part-3)" in drawing
+    assert ">exposed communication<" in drawing
+    assert not re.search(r"#[0-9a-f]{6}\b", drawing)
+
+
+def test_a_broken_log_of_a_rank_is_named(whole: Path, config: Config) -> None:
+    write_split(whole)
+    (whole / workspace.TRAINED / "steps-1.jsonl").write_text("{")
+    problem = read_findings(config, whole).problems["train"]
+    assert problem.startswith("artifacts/train/steps-1.jsonl is not a log of steps")
+
+
 def test_nothing_is_loaded(page: str) -> None:
     assert "default-src 'none'" in page
     assert not re.search(r"https?://|@import|<link[^>]*stylesheet|src=", page)
