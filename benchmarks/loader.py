@@ -94,12 +94,12 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
-        store = dist.FileStore(f"{directory}/rendezvous", 1)
-        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        meeting = f"file://{directory}/rendezvous"
+        dist.init_process_group("gloo", init_method=meeting, rank=0, world_size=1)
         workload = load_workload("examples.place_names", ROOT)
         (directory / "places").mkdir()
         ingest(directory / "places")
-        fields = (record.fields for record in records(directory / "places"))
+        fields = (dict(record.fields) for record in records(directory / "places"))
         manifest = write_plain(fields, directory / "shards", records_per_shard=2048)
         sealed = place(manifest, directory / "shards", directory)
         loader = load(sealed, manifest.shards, workload)

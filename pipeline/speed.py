@@ -1,6 +1,6 @@
 """Where the seconds of a step went, by phase and by rank, for the report."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,7 +70,7 @@ def read_rank_steps(directory: Path) -> dict[int, tuple[StepSplit, ...]]:
     return dict(sorted(found.items()))
 
 
-def compare_ranks(ranks: dict[int, Sequence[StepSplit]]) -> tuple[RankSpeed, ...]:
+def compare_ranks(ranks: Mapping[int, Sequence[StepSplit]]) -> tuple[RankSpeed, ...]:
     """The ranks beside each other, by their number."""
     return tuple(_sum_up(rank, lines) for rank, lines in ranks.items() if lines)
 
