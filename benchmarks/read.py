@@ -109,16 +109,16 @@ def as_tensor(block: Any) -> torch.Tensor:
     return torch.from_numpy(block.astype(np.int64))
 
 
-def as_tensors(records: Any) -> Any:
-    return [as_tensor(record["tokens"]) for record in records]
-
-
 def as_batch(records: Any) -> Any:
-    return torch.from_numpy(np.stack([record["tokens"] for record in records]).astype(np.int64))
+    return torch.from_numpy(records.column("tokens").astype(np.int64))
 
 
-def as_is(records: Any) -> Any:
-    return records
+def as_tensors(records: Any) -> Any:
+    return as_batch(records).unbind()
+
+
+def as_rows(records: Any) -> Any:
+    return list(records)
 
 
 def count_direct(make: Callable[[], Samples], is_batched: bool) -> int:
@@ -134,7 +134,7 @@ def count_loaded(make: Callable[[], Any], is_batched: bool, is_tokens: bool) -> 
         make(),
         batch_size=None if is_batched else BATCH,
         num_workers=1,
-        collate_fn=None if is_tokens else as_is,
+        collate_fn=None if is_tokens else as_rows,
     )
     return sum(len(batch) for batch in loader)
 
@@ -208,7 +208,7 @@ def _prepare(
     manifest = write_plain(records, directory / "plain", records_per_shard=2048)
     sealed = place(manifest, directory / "plain", directory)
     paths = [directory / "plain" / shard.name for shard in manifest.shards]
-    one, many = (as_tensors, as_batch) if is_tokens else (as_is, as_is)
+    one, many = (as_tensors, as_batch) if is_tokens else (as_rows, as_rows)
     plain = partial(PlainArrow, paths, as_tensor if is_tokens else None)
     readers: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         "ours": (partial(Ours, sealed, one), partial(Ours, sealed, many)),

@@ -13,6 +13,7 @@ from data.sharding import ShardConfig, write_shards
 from data.upload import upload_region
 from storage.access_log import AccessLog
 from storage.region import Region
+from training.config import TrainConfig
 
 AT_HOME = Residency(
     rules=(
@@ -45,7 +46,7 @@ def write_plain(
 
 
 def place(manifest: Manifest, shards: Path, directory: Path) -> SealedShards:
-    """The shards sealed into a store of files, opened for reading."""
+    """The shards sealed into a store of files, opened for reading as training does."""
     region = Region(
         name="eu",
         jurisdiction="EU",
@@ -54,4 +55,4 @@ def place(manifest: Manifest, shards: Path, directory: Path) -> SealedShards:
     )
     log = AccessLog(directory / "access.log")
     upload_region(manifest, shards, region, AT_HOME, log)
-    return open_region(manifest, region, log)
+    return open_region(manifest, region, log, verify=TrainConfig.model_fields["verify"].default)

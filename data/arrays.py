@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from operator import is_
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from data.columns import ReadColumn, Unfit
+from data.columns import Unfit
 
 DTYPE = b"convoy:dtype"
 """Key of a field's metadata: the dtype of its arrays in NumPy's notation, little-endian."""
@@ -75,37 +75,55 @@ def check_arrays(field: pa.Field) -> None:
         raise Unfit(f"arrays of {text} in a column of {field.type}")
 
 
-def read_arrays(field: pa.Field, column: pa.ChunkedArray) -> ReadColumn:
-    """See data.columns.read_column."""
+def read_arrays(field: pa.Field, array: pa.Array) -> Callable[[Indices], Sequence[Any]]:
+    """See data.column_reader.read_column."""
     dtype = np.dtype(field.metadata[DTYPE].decode())
-    array = column.combine_chunks()
-    missing = np.flatnonzero(array.is_null()) if array.null_count else None
+    missing = find_missing(array)
     if SHAPE in field.metadata:
         shape = tuple(map(int, field.metadata[SHAPE].split(b",")))
-        block = _load(array.values, dtype).reshape(-1, *shape)
+        block = view_buffer(array.values, dtype).reshape(-1, *shape)
         block = block[array.offset : array.offset + len(array)]
-
-        def take_block(indices: Indices | None) -> list[Any]:
-            taken = block.copy() if indices is None else block[indices]
-            return _blank(list(taken), indices, missing)
-
-        return take_block
+        if missing.size:
+            return lambda indices: _blank(list(block[indices]), indices, missing)
+        return lambda indices: block.take(indices, axis=0)
     parts, shapes = array, None
     if pa.types.is_struct(array.type):
         parts, shape_lists = array.flatten()
         shapes = [tuple(shape or (0,)) for shape in shape_lists.to_pylist()]
     scale = _width(dtype)
-    ends = np.asarray(parts.offsets) // scale
-    flat = _load(parts.values, dtype)
+    ends = np.frombuffer(parts.buffers()[1], "<i4", len(parts) + 1, 4 * parts.offset) // scale
+    flat = view_buffer(parts.values, dtype)
 
-    def take(indices: Indices | None) -> list[Any]:
-        chosen = range(len(array)) if indices is None else indices.tolist()
+    def take(indices: Indices) -> list[Any]:
+        chosen = indices.tolist()
         taken = [flat[ends[i] : ends[i + 1]].copy() for i in chosen]
         if shapes is not None:
             taken = [part.reshape(shapes[i]) for part, i in zip(taken, chosen, strict=True)]
         return _blank(taken, indices, missing)
 
     return take
+
+
+def view_buffer(array: pa.Array, dtype: str | np.dtype[Any]) -> Array:
+    """The elements of a column of numbers, as they lie in it.
+
+    Arrow's own conversion would load pandas, which takes most of a second.
+    """
+    if array.null_count:
+        raise Unfit("a number is missing where none may be")
+    width, dtype = array.type.bit_width // 8, np.dtype(dtype)
+    content = array.buffers()[1] if len(array) else b""
+    count = len(array) * width // dtype.itemsize
+    return np.frombuffer(content, dtype, count, array.offset * width)
+
+
+def find_missing(array: pa.Array) -> Indices:
+    """Positions of the column's nulls."""
+    if not array.null_count:
+        return np.empty(0, np.int64)
+    bits = np.frombuffer(array.buffers()[0], np.uint8)
+    is_there = np.unpackbits(bits, bitorder="little")[array.offset : array.offset + len(array)]
+    return np.flatnonzero(is_there == 0)
 
 
 def _find_dtype(values: Sequence[Any], found: set[np.dtype[Any]]) -> np.dtype[Any] | None:
@@ -176,14 +194,7 @@ def _wrap(flat: Array) -> pa.Array:
     return pa.Array.from_buffers(kind, flat.size, [None, pa.py_buffer(flat)])
 
 
-def _load(values: pa.Array, dtype: np.dtype[Any]) -> Array:
-    numbers: Array = values.to_numpy(zero_copy_only=True)
-    return numbers.view(dtype)
-
-
-def _blank(taken: list[Any], indices: Indices | None, missing: Array | None) -> list[Any]:
-    if missing is not None:
-        places = np.isin(indices, missing) if indices is not None else missing
-        for place in np.flatnonzero(places) if indices is not None else places:
-            taken[place] = None
+def _blank(taken: list[Any], indices: Indices, missing: Indices) -> list[Any]:
+    for place in np.flatnonzero(np.isin(indices, missing)):
+        taken[place] = None
     return taken

@@ -1,21 +1,16 @@
-"""The values of one field as an Arrow column, and back. docs/format.md specifies the columns.
+"""The values of one field as an Arrow column. docs/format.md specifies the columns.
 
-NumPy and pyarrow load when a column is built or read, not with this module.
+NumPy and pyarrow load when a column is built, not with this module.
 """
 
 import datetime
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from data.arrays import Indices
-
-ReadColumn = Callable[["Indices | None"], list[Any]]
-"""A function from positions in a column to the values there, or to all of them for None."""
 
 _KINDS: dict[type, str] = {
     bool: "true or false",
@@ -34,9 +29,9 @@ _KINDS: dict[type, str] = {
 }
 _MAY_MIX = ({"a whole number", "a number"}, {"a whole number", "a decimal"})
 _PLAIN = frozenset({bool, int, float, str, bytes, type(None)})
-_INTEGER = {b"convoy:integer": b"1"}
-_MAX_DIGITS = 76
-_INT64_DIGITS = 19
+INTEGER = {b"convoy:integer": b"1"}
+"""Metadata of a column of whole numbers that are too large for 64 bits."""
+MAX_DIGITS = 76
 
 
 class Unfit(ValueError):
@@ -70,95 +65,6 @@ def build_column(name: str, values: Sequence[Any]) -> "tuple[pa.Field, pa.Array]
     if types == {str}:
         return pa.field(name, pa.string()), _build_text(values)
     return _build_values(name, values)
-
-
-def read_column(field: "pa.Field", column: "pa.ChunkedArray") -> ReadColumn:
-    """What gives the values of the column.
-
-    NumPy arrays come back as arrays of their own, which may be changed.
-    """
-    from data.arrays import DTYPE, read_arrays
-
-    metadata = field.metadata or {}
-    if DTYPE in metadata:
-        reader: ReadColumn = read_arrays(field, column)
-        return reader
-    convert: type | None = int if b"convoy:integer" in metadata else None
-
-    def take(indices: "Indices | None") -> list[Any]:
-        chosen = column if indices is None else column.take(indices)
-        values: list[Any] = chosen.to_pylist()
-        return [v if v is None else convert(v) for v in values] if convert else values
-
-    return take
-
-
-def check_column(field: "pa.Field") -> None:
-    """Raise Unfit unless what the field's metadata says of its values fits its type."""
-    import pyarrow as pa
-
-    from data.arrays import DTYPE, check_arrays
-
-    metadata = field.metadata or {}
-    if DTYPE in metadata:
-        check_arrays(field)
-    elif b"convoy:integer" in metadata and field.type != pa.decimal256(_MAX_DIGITS, 0):
-        raise Unfit(f"whole numbers in a column of {field.type}")
-
-
-def unify(first: "pa.Field", second: "pa.Field") -> "pa.Field":
-    """The field that can hold the columns of both. Raises Unfit.
-
-    Arrays of one NumPy dtype may be stored in two ways, and then `first` is given.
-    """
-    import pyarrow as pa
-
-    from data.arrays import DTYPE
-
-    if pa.types.is_null(first.type):
-        return second
-    if pa.types.is_null(second.type):
-        return first
-    dtypes = [(field.metadata or {}).get(DTYPE) for field in (first, second)]
-    if dtypes != [None, None]:
-        if dtypes[0] == dtypes[1]:
-            return first
-        raise Unfit(f"{_describe(first)} and {_describe(second)}")
-    metadata = None
-    if first.metadata or second.metadata:
-        types = (first.type, second.type)
-        if not all(pa.types.is_int64(t) or pa.types.is_decimal(t) for t in types):
-            raise Unfit(f"{_describe(first)} and {_describe(second)}")
-        metadata = _INTEGER if all(_is_whole(f) for f in (first, second)) else None
-    return pa.field(first.name, _unify_types(first.type, second.type), metadata=metadata)
-
-
-def conform(
-    field: "pa.Field", wanted: "pa.Field", column: "pa.ChunkedArray"
-) -> "tuple[pa.Field, pa.Array | pa.ChunkedArray]":
-    """The column of `field` as one of `wanted`, which unify gave. Raises Unfit."""
-    import pyarrow as pa
-
-    from data.arrays import DTYPE, build_missing
-
-    if not is_other(field, wanted):
-        return field, column
-    if DTYPE in (wanted.metadata or {}):
-        return build_missing(wanted, len(column))
-    try:
-        return wanted, pa.array(column.to_pylist(), wanted.type)
-    except (pa.ArrowException, OverflowError, TypeError, ValueError):
-        raise Unfit(f"{_describe(field)} and {_describe(wanted)}") from None
-
-
-def is_other(field: "pa.Field", wanted: "pa.Field") -> bool:
-    """Whether a column of `field` must be written anew to be one of `wanted`."""
-    from data.arrays import DTYPE
-
-    metadata, wanted_metadata = field.metadata or {}, wanted.metadata or {}
-    if DTYPE in metadata and metadata[DTYPE] == wanted_metadata.get(DTYPE):
-        return False
-    return bool(field.type != wanted.type or metadata != wanted_metadata)
 
 
 def _build_text(values: Sequence[Any]) -> "pa.Array":
@@ -202,11 +108,11 @@ def _build_large_integers(name: str, values: Sequence[Any]) -> "tuple[pa.Field, 
     if any(type(value) not in (int, type(None)) for value in values):
         raise Unfit("a whole number beyond 64 bits stands within a list, or beside other numbers")
     for index, value in enumerate(values):
-        if value is not None and abs(value) >= 10**_MAX_DIGITS:
-            raise Unfit(f"a whole number has more than {_MAX_DIGITS} digits", index)
+        if value is not None and abs(value) >= 10**MAX_DIGITS:
+            raise Unfit(f"a whole number has more than {MAX_DIGITS} digits", index)
     decimals = [None if value is None else Decimal(value) for value in values]
-    kind = pa.decimal256(_MAX_DIGITS, 0)
-    return pa.field(name, kind, metadata=_INTEGER), pa.array(decimals, kind)
+    kind = pa.decimal256(MAX_DIGITS, 0)
+    return pa.field(name, kind, metadata=INTEGER), pa.array(decimals, kind)
 
 
 def _simplify(value: Any, index: int) -> Any:
@@ -296,54 +202,3 @@ def _check_kinds(values: Sequence[Any], path: str) -> None:
         for key in dict.fromkeys(chain.from_iterable(v for v in values if v is not None)):
             inner = [v[key] for v in values if v is not None and key in v]
             _check_kinds(inner, f"{path}.{key}" if path else key)
-
-
-def _unify_types(first: "pa.DataType", second: "pa.DataType") -> "pa.DataType":
-    import pyarrow as pa
-    from pyarrow import types
-
-    pair = (first, second)
-    if first == second or types.is_null(second):
-        return first
-    if types.is_null(first):
-        return second
-    if {pa.int64(), pa.float64()} == set(pair):
-        return pa.float64()
-    if all(types.is_decimal(t) or types.is_int64(t) for t in pair):
-        scales = [0 if types.is_int64(t) else t.scale for t in pair]
-        digits = [_INT64_DIGITS if types.is_int64(t) else t.precision - t.scale for t in pair]
-        precision = max(digits) + max(scales)
-        if precision <= _MAX_DIGITS:
-            make = pa.decimal128 if precision <= 38 else pa.decimal256
-            return make(precision, max(scales))
-    if all(types.is_timestamp(t) and t.tz is not None for t in pair):
-        return pa.timestamp("us", "UTC")
-    if all(types.is_list(t) for t in pair):
-        return pa.list_(_unify_types(first.value_type, second.value_type))
-    if all(types.is_struct(t) for t in pair):
-        return pa.struct(list(_unify_members(first, second)))
-    raise Unfit(f"{first} and {second}")
-
-
-def _unify_members(first: "pa.StructType", second: "pa.StructType") -> "Iterator[pa.Field]":
-    for member in first:
-        index = second.get_field_index(member.name)
-        yield (
-            member
-            if index < 0
-            else member.with_type(_unify_types(member.type, second.field(index).type))
-        )
-    yield from (member for member in second if first.get_field_index(member.name) < 0)
-
-
-def _is_whole(field: "pa.Field") -> bool:
-    import pyarrow as pa
-
-    return bool(pa.types.is_int64(field.type) or field.metadata)
-
-
-def _describe(field: "pa.Field") -> str:
-    from data.arrays import DTYPE
-
-    dtype = (field.metadata or {}).get(DTYPE)
-    return f"NumPy arrays of {dtype.decode()}" if dtype else str(field.type)

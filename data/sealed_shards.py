@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from data.cache import SealedCache
 from data.errors import ShardBroken
 from data.manifest import Manifest
-from data.shard import OpenShard, Shard, open_shard
+from data.shard import OpenShard, Shard, Verify, open_shard
 from storage.access_log import AccessEntry, AccessLog, Action
 from storage.buffers import Buffers
 from storage.envelope import (
@@ -33,6 +33,7 @@ class SealedShards:
     key: bytes = field(repr=False)
     log: AccessLog = field(repr=False)
     cache: SealedCache | None = field(default=None, repr=False)
+    verify: Verify = "digest"
 
     def address(self, shard: Shard) -> str:
         """The object's name in the store."""
@@ -73,7 +74,7 @@ class SealedShards:
         content = self._open_cached(shard)
         if content is None:
             content = self._open_stored(shard, where)
-        return open_shard(shard, content, where)
+        return open_shard(shard, content, where, verify=self.verify)
 
     def _open_cached(self, shard: Shard) -> bytes | None:
         if self.cache is None:
@@ -124,8 +125,12 @@ def open_region(
     *,
     writable: bool = False,
     cache: SealedCache | None = None,
+    verify: Verify = "digest",
 ) -> SealedShards:
-    """Unwrap the region's data key for this dataset version; `writable` makes it when missing."""
+    """Unwrap the region's data key for this dataset version; `writable` makes it when missing.
+
+    `verify` is what opening a shard asks of it.
+    """
     store = open_store(region)
     name = envelope_name(manifest.digest)
     obtain = obtain_data_key if writable else unwrap_data_key
@@ -134,7 +139,7 @@ def open_region(
     if is_new:
         record_access(log, region, "generate", name)
     record_access(log, region, "unwrap", name)
-    return SealedShards(manifest, region, store, key, log, cache)
+    return SealedShards(manifest, region, store, key, log, cache, verify)
 
 
 def record_access(

@@ -4,7 +4,7 @@ NumPy and pyarrow load when a shard is written, not with this module.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, Field, PositiveInt
 
-from data.columns import Unfit, build_column, conform, is_other, unify
+from data.column_types import conform, is_other, unify
+from data.columns import Unfit, build_column
 from data.errors import RecordRefused
 from data.holdout import draw_split
 from data.record import Record
-from data.shard import BATCH_RECORDS, Shard, Split
+from data.shard import Shard, Split
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -209,21 +210,11 @@ class _Writer:
 
     def write(self, key: tuple[Split, str], group: _Group) -> int:
         """Write the group's shard, and return the bytes that its records took."""
-        import pyarrow as pa
-
         split, jurisdiction = key
         index = self._counts.get(key, 0)
         self._counts[key] = index + 1
         name = f"{split}-{jurisdiction}-{index:05d}.arrow"
-        columns = _list_columns(group.rows)
-        first = _build(columns, group, slice(0, BATCH_RECORDS), name)
-        batches = chain([first], _build_others(columns, group, first.schema, name))
-        try:
-            self._save(name, key, first.schema, batches, len(group.rows))
-        except _OtherTypes:
-            whole = _build(columns, group, slice(None), name)
-            batches = iter(pa.Table.from_batches([whole]).to_batches(BATCH_RECORDS))
-            self._save(name, key, whole.schema, batches, len(group.rows))
+        self._save(name, key, _build(group, name))
         self._unify(name, group)
         return group.num_bytes
 
@@ -245,23 +236,14 @@ class _Writer:
         written, self._shards = self._shards, []
         for shard, schema in written:
             if schema in stale:
-                table = _conform(self._directory / shard.name, wanted)
-                key = (shard.split, shard.jurisdiction)
-                batches = iter(table.to_batches(BATCH_RECORDS))
-                self._save(shard.name, key, table.schema, batches, table.num_rows)
+                batch = _conform(self._directory / shard.name, wanted)
+                self._save(shard.name, (shard.split, shard.jurisdiction), batch)
             else:
                 self._shards.append((shard, schema))
         return tuple(sorted((shard for shard, _ in self._shards), key=lambda shard: shard.name))
 
-    def _save(
-        self,
-        name: str,
-        key: tuple[Split, str],
-        schema: "pa.Schema",
-        batches: "Iterator[pa.RecordBatch]",
-        num_records: int,
-    ) -> None:
-        content = _encode(schema, batches, self._compression)
+    def _save(self, name: str, key: tuple[Split, str], batch: "pa.RecordBatch") -> None:
+        content = _encode(batch, self._compression)
         (self._directory / name).write_bytes(content)
         split, jurisdiction = key
         shard = Shard(
@@ -269,37 +251,21 @@ class _Writer:
             digest=hashlib.sha256(content).hexdigest(),
             split=split,
             jurisdiction=jurisdiction,
-            num_records=num_records,
+            num_records=batch.num_rows,
             num_bytes=len(content),
         )
-        self._shards.append((shard, schema))
+        self._shards.append((shard, batch.schema))
 
 
-class _OtherTypes(Exception):
-    """A batch's columns have not the types of those of the shard's first one."""
-
-
-def _build_others(
-    columns: list[str], group: _Group, schema: "pa.Schema", name: str
-) -> "Iterator[pa.RecordBatch]":
-    """The batches after the first, each built when it is written, while its memory is hot."""
-    for start in range(BATCH_RECORDS, len(group.rows), BATCH_RECORDS):
-        batch = _build(columns, group, slice(start, start + BATCH_RECORDS), name)
-        if not batch.schema.equals(schema, check_metadata=True):
-            raise _OtherTypes
-        yield batch
-
-
-def _build(columns: list[str], group: _Group, part: slice, name: str) -> "pa.RecordBatch":
+def _build(group: _Group, name: str) -> "pa.RecordBatch":
     import pyarrow as pa
 
-    rows = group.rows[part]
     fields, arrays = [], []
-    for column in columns:
+    for column in _list_columns(group.rows):
         try:
-            field, array = build_column(column, [row.get(column) for row in rows])
+            field, array = build_column(column, [row.get(column) for row in group.rows])
         except Unfit as unfit:
-            raise _refuse(column, name, group.numbers[part], unfit) from None
+            raise _refuse(column, name, group.numbers, unfit) from None
         fields.append(field)
         arrays.append(array)
     return pa.record_batch(arrays, schema=pa.schema(fields))
@@ -324,19 +290,19 @@ def _is_stale(schema: "pa.Schema", wanted: "list[pa.Field]") -> bool:
     return schema.names != names or any(map(is_other, schema, wanted))
 
 
-def _conform(path: Path, wanted: "list[pa.Field]") -> "pa.Table":
-    """A shard's table with these columns."""
+def _conform(path: Path, wanted: "list[pa.Field]") -> "pa.RecordBatch":
+    """A shard's records with these columns."""
     import pyarrow as pa
 
     with pa.ipc.open_file(pa.py_buffer(path.read_bytes())) as reader:
-        table = reader.read_all()
+        batch = reader.get_batch(0)
     fields, arrays = [], []
     for column in wanted:
-        index = table.schema.get_field_index(column.name)
+        index = batch.schema.get_field_index(column.name)
         if index < 0:
-            found, array = pa.field(column.name, pa.null()), pa.nulls(table.num_rows)
+            found, array = pa.field(column.name, pa.null()), pa.nulls(batch.num_rows)
         else:
-            found, array = table.schema.field(index), table.column(index)
+            found, array = batch.schema.field(index), batch.column(index)
         try:
             found, array = conform(found, column, array)
         except Unfit as unfit:
@@ -346,18 +312,15 @@ def _conform(path: Path, wanted: "list[pa.Field]") -> "pa.Table":
             ) from None
         fields.append(found)
         arrays.append(array)
-    return pa.table(arrays, schema=pa.schema(fields))
+    return pa.record_batch(arrays, schema=pa.schema(fields))
 
 
-def _encode(
-    schema: "pa.Schema", batches: "Iterator[pa.RecordBatch]", compression: str
-) -> memoryview:
+def _encode(batch: "pa.RecordBatch", compression: str) -> memoryview:
     import pyarrow as pa
 
     codec = pa.Codec("zstd", compression_level=1) if compression == "zstd" else None
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression=codec)
-    with pa.ipc.new_file(sink, schema, options=options) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
+    with pa.ipc.new_file(sink, batch.schema, options=options) as writer:
+        writer.write_batch(batch)
     return memoryview(sink.getvalue())

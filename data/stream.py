@@ -1,15 +1,19 @@
 """Records in the global order, from shards that threads open ahead of their use."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import pairwise
-from typing import Any
+from itertools import chain, pairwise
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from data.order import Indices, SampleOrder
+from data.record import Records
 from data.shard import OpenShard
+
+if TYPE_CHECKING:
+    from data.column_reader import ReadColumn
 
 _THREADS = 4
 """Shards that are fetched and opened at once."""
@@ -35,7 +39,7 @@ class SampleStream:
         self._opened: dict[int, Future[OpenShard]] = {}
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="shards")
 
-    def records(self, positions: Indices) -> list[dict[str, Any]]:
+    def records(self, positions: Indices) -> Records:
         """The records at these global positions, which must ascend.
 
         Raises what opening a shard of them raised, and gives no record then.
@@ -45,12 +49,18 @@ class SampleStream:
         by_shard = np.argsort(samples.shards, kind="stable")
         shards, rows = samples.shards[by_shard], samples.rows[by_shard]
         firsts = np.flatnonzero(np.diff(shards, prepend=-1)).tolist()
-        found: list[dict[str, Any]] = []
-        for first, end in pairwise((*firsts, len(shards))):
-            found += self._opened[int(shards[first])].result().rows(rows[first:end])
-        places = np.empty_like(by_shard)
-        places[by_shard] = np.arange(len(by_shard))
-        return [found[place] for place in places.tolist()]
+        groups = [
+            (self._opened[int(shards[first])].result(), slice(first, end))
+            for first, end in pairwise((*firsts, len(shards)))
+        ]
+        return Records(
+            {
+                name: _gather(
+                    [(opened.columns[name], part) for opened, part in groups], rows, by_shard
+                )
+                for name in groups[0][0].columns
+            }
+        )
 
     def close(self) -> None:
         """End the threads and let go of the shards."""
@@ -73,3 +83,23 @@ class SampleStream:
         for shard in wanted:
             if shard not in self._opened:
                 self._opened[shard] = self._pool.submit(self._open_shard, shard)
+
+
+def _gather(
+    readers: "Sequence[tuple[ReadColumn, slice]]", rows: Indices, places: Indices
+) -> Sequence[Any]:
+    """The values of one column: each reader gives those at its part of `rows`, and the i-th of
+    all goes to `places[i]`."""
+    found = [read(rows[part]) for read, part in readers]
+    first = found[0]
+    if all(
+        isinstance(values, np.ndarray) and values.shape[1:] == first.shape[1:] for values in found
+    ):
+        block = np.empty((len(rows), *first.shape[1:]), first.dtype)
+        for values, (_, part) in zip(found, readers, strict=True):
+            block[places[part]] = values
+        return block
+    values = list(chain.from_iterable(found))
+    order = np.empty_like(places)
+    order[places] = np.arange(len(places))
+    return [values[place] for place in order.tolist()]

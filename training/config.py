@@ -104,6 +104,9 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid"):
     """Shards among which samples are shuffled. A worker holds up to two windows in memory."""
     cache: CacheConfig | None = None
     """Keeps sealed shards on this machine's disk; null reads the store in every epoch."""
+    verify: Literal["seal", "digest"] = "seal"
+    """What opening a shard asks of it. The seal refuses whatever was not sealed, by a holder of the
+    data key, as this very shard of this manifest; the digest refuses what such a holder forged."""
     optimizer: OptimizerConfig = OptimizerConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     log_every_steps: PositiveInt = 10

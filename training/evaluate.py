@@ -72,7 +72,7 @@ def evaluate(
     sums: dict[str, dict[str, Sums]] = defaultdict(dict)
     num_records: dict[str, int] = defaultdict(int)
     for number, shard in enumerate(holdout):
-        rows = list(sealed.open(shard)) if baselines or measured is None else []
+        rows = sealed.open(shard).records() if baselines or measured is None else []
         scores = sums[shard.jurisdiction]
         if measured is None:
             part = score_model(workload, model, rows, config.batch)

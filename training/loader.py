@@ -4,11 +4,12 @@ import queue
 import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from data.order import SampleOrder
+from data.record import Records
 from data.sealed_shards import SealedShards
 from data.shard import Shard
 from data.stream import SampleStream
@@ -19,12 +20,12 @@ if TYPE_CHECKING:
     Batch = tuple[Tensor, Tensor]
     Batches = Generator[Batch, None, None]
 
-Collate = Callable[[Sequence[dict[str, Any]]], "Batch"]
+Collate = Callable[[Records], "Batch"]
 
 # Records are taken out of the shards for many batches at once: for few it would cost more to go
 # through the shards of a window than to take the records.
 _BLOCK_SAMPLES = 4096
-_BLOCK_BYTES = 32 << 20
+_BLOCK_BYTES = 8 << 20
 
 
 class Loader:

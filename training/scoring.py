@@ -8,10 +8,13 @@ whatever the number of ranks. An all-reduce of the ranks' sums would add them in
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
+from data.record import Records
 from data.sealed_shards import SealedShards
 from data.shard import OpenShard, Shard
 from training.errors import TrainingError
@@ -22,7 +25,7 @@ from training.workload import Sums, Workload
 if TYPE_CHECKING:
     from torch import nn
 
-Rows = list[dict[str, Any]]
+Rows = Sequence[dict[str, Any]]
 
 _SCORES_FILE = "scores.json"
 
@@ -61,7 +64,9 @@ def score_model(workload: Workload, model: "nn.Module", rows: Rows, batch: int) 
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return add_up(score_batch(workload, model, part) for part in _batches(rows, batch))
+        records = Records.of(rows)
+        starts = range(0, len(records), batch)
+        return add_up(score_batch(workload, model, records[s : s + batch]) for s in starts)
     finally:
         torch.set_num_threads(num_threads)
 
@@ -73,12 +78,6 @@ def score_batch(workload: Workload, model: "nn.Module", rows: Rows) -> Sums:
     with torch.inference_mode():
         inputs, target = workload.collate(rows)
         return workload.metrics(workload.forward(model, inputs), target)
-
-
-def _batches(rows: Iterable[dict[str, Any]], size: int) -> Iterator[Rows]:
-    iterator = iter(rows)
-    while batch := list(islice(iterator, size)):
-        yield batch
 
 
 def add_up(parts: Iterable[Sums]) -> Sums:
@@ -142,12 +141,12 @@ def split_batches(num_records: Sequence[int], size: int) -> list[Batch]:
 
 def _open_batches(
     sealed: SealedShards, shards: Sequence[Shard], batches: Sequence[Batch]
-) -> Iterator[Rows]:
+) -> Iterator[Records]:
     opened: tuple[int, OpenShard] | None = None
     for batch in batches:
         if opened is None or opened[0] != batch.shard:
             opened = (batch.shard, sealed.open(shards[batch.shard]))
-        yield opened[1].rows(range(batch.start, batch.stop))
+        yield opened[1].take(np.arange(batch.start, batch.stop))
 
 
 def _report(path: Path, num_shards: int) -> None:

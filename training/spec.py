@@ -94,7 +94,10 @@ class TrainSpec(WorkerSpec, frozen=True, extra="forbid"):
         manifest, readable = self.read_readable("train")
         kept = self.config.cache
         cache = SealedCache(self.root / kept.directory, kept.limit_bytes) if kept else None
-        return open_region(manifest, self.region, self.open_log(), cache=cache), readable
+        sealed = open_region(
+            manifest, self.region, self.open_log(), cache=cache, verify=self.config.verify
+        )
+        return sealed, readable
 
 
 class EvaluationSpec(WorkerSpec, frozen=True, extra="forbid"):

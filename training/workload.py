@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from data.record import Record
+from data.record import Record, Records
 from training.errors import WorkloadError
 from training.usercode import UserCode
 
@@ -68,7 +68,7 @@ class Workload:
 
     def collate(self, records: Sequence[Fields]) -> "tuple[Tensor, Tensor]":
         with self._code.running("collate()"):
-            batch = self.module.collate(records)
+            batch = self.module.collate(Records.of(records))
         if not isinstance(batch, tuple) or len(batch) != 2:
             raise self._wrong("collate()", batch, "return a pair of tensors: (input, target)")
         inputs, target = batch

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from data.errors import ShardBroken
@@ -22,12 +23,15 @@ def test_valid_shards(vector: dict[str, Any], tmp_path: Path) -> None:
     opened = open_vector(vector)
     records = [dict(zip(row, map(decode, row.values()), strict=True)) for row in vector["records"]]
     check_rows(list(opened), records)
-    check_rows(opened.rows([len(records) - 1]), records[-1:])
+    check_rows(list(opened.take(np.array([len(records) - 1]))), records[-1:])
     # Written again it has the same columns; the same bytes are asked of one release of Arrow alone.
     config = ShardConfig(holdout=0.0)
     (shard,) = write_shards([Record(row, "EU") for row in records], tmp_path, config)
-    again = open_shard(shard, (tmp_path / shard.name).read_bytes(), "here")
-    assert again.table.schema.equals(opened.table.schema, check_metadata=True)
+    schemas = [
+        pa.ipc.open_file(content).schema
+        for content in ((tmp_path / shard.name).read_bytes(), base64.b64decode(vector["file"]))
+    ]
+    assert schemas[0].equals(schemas[1], check_metadata=True)
 
 
 @pytest.mark.parametrize("vector", VECTORS["invalid"], ids=lambda vector: vector["name"])

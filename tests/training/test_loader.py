@@ -2,7 +2,7 @@
 
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any, cast
@@ -12,6 +12,7 @@ import pytest
 
 from data.errors import ShardBroken
 from data.order import SampleOrder
+from data.record import Records
 from data.sealed_shards import SealedShards
 from data.shard import Shard
 from data.stream import SampleStream
@@ -26,8 +27,9 @@ class Rows:
 
     first: int
 
-    def rows(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        return [{"number": self.first + int(index)} for index in indices]
+    @property
+    def columns(self) -> dict[str, Any]:
+        return {"number": lambda indices: (self.first + indices).tolist()}
 
 
 class Sealed:
@@ -54,7 +56,7 @@ def make_loader(sealed: Any, replica: int = 0, num_replicas: int = 1, batch: int
         for index, size in enumerate(SIZES)
     ]
 
-    def collate(records: Sequence[dict[str, Any]]) -> Any:
+    def collate(records: Records) -> Any:
         return [record["number"] for record in records], None
 
     return Loader(
