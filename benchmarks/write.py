@@ -125,11 +125,10 @@ def write_ours(records: Sequence[Record], path: Path, holdout: float) -> None:
 
 
 def prepare_zstd(samples: Rows) -> Callable[[Path], None]:
-    """Write finished columns through Arrow with zstd level 1, in batches and files like ours."""
+    """Write finished columns through Arrow with zstd level 1, in files like ours."""
     import pyarrow as pa
 
     from data.columns import build_column
-    from data.shard import BATCH_RECORDS
 
     built = [build_column(name, [row[name] for row in samples]) for name in sorted(samples[0])]
     schema = pa.schema([field for field, _ in built])
@@ -141,7 +140,7 @@ def prepare_zstd(samples: Rows) -> Callable[[Path], None]:
         for start in range(0, len(samples), per_file):
             options = pa.ipc.IpcWriteOptions(compression=codec)
             with pa.ipc.new_file(pa.BufferOutputStream(), schema, options=options) as writer:
-                writer.write_table(table.slice(start, per_file), max_chunksize=BATCH_RECORDS)
+                writer.write_table(table.slice(start, per_file))
 
     return write
 

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from data.columns import Unfit
+from data.record import Column
 
 DTYPE = b"convoy:dtype"
 """Key of a field's metadata: the dtype of its arrays in NumPy's notation, little-endian."""
@@ -75,7 +76,7 @@ def check_arrays(field: pa.Field) -> None:
         raise Unfit(f"arrays of {text} in a column of {field.type}")
 
 
-def read_arrays(field: pa.Field, array: pa.Array) -> Callable[[Indices], Sequence[Any]]:
+def read_arrays(field: pa.Field, array: pa.Array) -> Callable[[Indices], Column]:
     """See data.column_reader.read_column."""
     dtype = np.dtype(field.metadata[DTYPE].decode())
     missing = find_missing(array)

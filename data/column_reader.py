@@ -4,7 +4,7 @@ Text, bytes and numbers are taken out of Arrow's buffers as they are: by way of 
 and scalars a value costs several times as much.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,10 @@ import pyarrow as pa
 
 from data.arrays import DTYPE, Indices, check_arrays, find_missing, read_arrays, view_buffer
 from data.columns import INTEGER, MAX_DIGITS, Unfit
+from data.record import Column
 
-ReadColumn = Callable[[Indices], "Sequence[Any]"]
-"""A function from positions in a column to the values there: a list, or one array of all where
-they are NumPy arrays of one shape."""
+ReadColumn = Callable[[Indices], Column]
+"""A function from positions in a column to the values there."""
 
 _WIDTHS = {pa.int64(): "<i8", pa.float64(): "<f8"}
 

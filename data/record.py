@@ -3,7 +3,14 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Column: TypeAlias = "list[Any] | np.ndarray[Any, np.dtype[Any]]"
+"""One field of several records: one array, whose first axis is the records, where the field holds
+NumPy arrays of one shape; and otherwise a list."""
 
 
 class RecordError(ValueError):
@@ -33,7 +40,7 @@ class Records(Sequence[dict[str, Any]]):
     field of all of them at once, which is several times quicker where it holds NumPy arrays.
     """
 
-    def __init__(self, columns: Mapping[str, Sequence[Any]]) -> None:
+    def __init__(self, columns: Mapping[str, Column]) -> None:
         """`columns` is at least one, all equally long."""
         self._columns = columns
         self._count = len(next(iter(columns.values())))
@@ -46,9 +53,8 @@ class Records(Sequence[dict[str, Any]]):
         names = dict.fromkeys(chain.from_iterable(rows))
         return cls({name: [row.get(name) for row in rows] for name in names})
 
-    def column(self, name: str) -> Sequence[Any]:
-        """A field of all records: one array, whose first axis is the records, where the field
-        holds NumPy arrays of one shape; and otherwise a list. Raises KeyError."""
+    def column(self, name: str) -> Column:
+        """A field of all records. Raises KeyError."""
         return self._columns[name]
 
     def __len__(self) -> int:

@@ -4,12 +4,12 @@ import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from data.order import Indices, SampleOrder
-from data.record import Records
+from data.record import Column, Records
 from data.shard import OpenShard
 
 if TYPE_CHECKING:
@@ -87,18 +87,16 @@ class SampleStream:
 
 def _gather(
     readers: "Sequence[tuple[ReadColumn, slice]]", rows: Indices, places: Indices
-) -> Sequence[Any]:
+) -> Column:
     """The values of one column: each reader gives those at its part of `rows`, and the i-th of
     all goes to `places[i]`."""
     found = [read(rows[part]) for read, part in readers]
-    first = found[0]
-    if all(
-        isinstance(values, np.ndarray) and values.shape[1:] == first.shape[1:] for values in found
-    ):
-        block = np.empty((len(rows), *first.shape[1:]), first.dtype)
-        for values, (_, part) in zip(found, readers, strict=True):
-            block[places[part]] = values
-        return block
+    blocks = [values for values in found if isinstance(values, np.ndarray)]
+    if len(blocks) == len(found) and len({block.shape[1:] for block in blocks}) == 1:
+        whole = np.empty((len(rows), *blocks[0].shape[1:]), blocks[0].dtype)
+        for block, (_, part) in zip(blocks, readers, strict=True):
+            whole[places[part]] = block
+        return whole
     values = list(chain.from_iterable(found))
     order = np.empty_like(places)
     order[places] = np.arange(len(places))

@@ -12,8 +12,6 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from data.record import Records
 from data.sealed_shards import SealedShards
 from data.shard import OpenShard, Shard
@@ -142,6 +140,8 @@ def split_batches(num_records: Sequence[int], size: int) -> list[Batch]:
 def _open_batches(
     sealed: SealedShards, shards: Sequence[Shard], batches: Sequence[Batch]
 ) -> Iterator[Records]:
+    import numpy as np
+
     opened: tuple[int, OpenShard] | None = None
     for batch in batches:
         if opened is None or opened[0] != batch.shard:

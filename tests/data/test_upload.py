@@ -14,11 +14,13 @@ from data.manifest import Manifest
 from data.record import Record
 from data.residency import Residency, Rule
 from data.sealed_shards import SealedShards, open_region
-from data.shard import Shard
+from data.shard import Shard, Verify
 from data.sharding import ShardConfig, write_shards
 from data.upload import UploadReceipt, read_receipt, upload_region
 from storage.access_log import AccessEntry, AccessLog
+from storage.buffers import Buffers
 from storage.region import Region
+from storage.sealed import PART_BYTES
 
 SECRET = "content-of-a-record"
 
@@ -137,7 +139,10 @@ def test_without_local_shards_what_is_stored_is_enough(setting: Setting) -> None
 
 
 @pytest.mark.parametrize("how", ["changed", "cut", "longer", "swapped", "gone"])
-def test_a_broken_object_is_refused_then_replaced(setting: Setting, how: str) -> None:
+@pytest.mark.parametrize("verify", ["seal", "digest"])
+def test_a_broken_object_is_refused_then_replaced(
+    setting: Setting, how: str, verify: Verify
+) -> None:
     receipt, _ = setting.upload()
     shards = {shard.name: shard for shard in setting.manifest.shards}
     path, other = setting.object(receipt, 0), setting.object(receipt, 1)
@@ -153,13 +158,29 @@ def test_a_broken_object_is_refused_then_replaced(setting: Setting, how: str) ->
     else:
         path.unlink()
     name = receipt.placed[0].shard
-    sealed = open_region(setting.manifest, setting.region, setting.log)
+    sealed = open_region(setting.manifest, setting.region, setting.log, verify=verify)
     with pytest.raises(ShardBroken, match=f"shard {name} .*region eu") as refused:
         sealed.open(shards[name])
     assert SECRET not in str(refused.value)
     _, sent = setting.upload()
     assert [shard for shard, was_sent in sent.items() if was_sent] == [name]
     assert sealed.open(shards[name]).num_records == shards[name].num_records
+
+
+def test_what_a_holder_of_the_key_forged_is_refused_by_the_digest_alone(setting: Setting) -> None:
+    """Other content of the same size, sealed as the shard that it is not."""
+    setting.upload()
+    shard = next(s for s in setting.manifest.shards if s.jurisdiction == "EU")
+    content = (setting.path / "shards" / shard.name).read_bytes()
+    forged = content.replace(SECRET.encode(), SECRET.upper().encode())
+    assert forged != content
+    sealed = open_region(setting.manifest, setting.region, setting.log, verify="seal")
+    parts = iter([forged])
+    sealed.put(shard, lambda into: into.__setitem__(slice(None), next(parts)), Buffers(PART_BYTES))
+    assert next(iter(sealed.open(shard)))["text"].startswith(SECRET.upper())
+    wary = open_region(setting.manifest, setting.region, setting.log)
+    with pytest.raises(ShardBroken, match="its digest is"):
+        wary.open(shard)
 
 
 @pytest.mark.parametrize("how", ["changed", "longer", "gone"])

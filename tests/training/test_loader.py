@@ -173,3 +173,32 @@ def test_rows_stand_where_the_order_says() -> None:
     shards, rows = loader.order.slice(0, 12)
     starts = np.cumsum((0, *SIZES))[shards]
     assert take(loader, 1) == [list(starts + rows)]
+
+
+@pytest.mark.parametrize("length", [lambda first: 3, lambda first: 3 + first])
+def test_a_column_of_arrays_is_one_array_where_all_have_one_shape(length: Any) -> None:
+    """From shards of blocks, and from shards whose blocks differ, which give lists."""
+
+    @dataclass
+    class Blocks(Rows):
+        @property
+        def columns(self) -> dict[str, Any]:
+            width = length(self.first)
+            return {
+                "number": lambda indices: (self.first + indices).tolist(),
+                "block": lambda indices: np.repeat((self.first + indices)[:, None], width, axis=1),
+            }
+
+    class SealedBlocks(Sealed):
+        def open(self, shard: Shard) -> Rows:
+            return Blocks(super().open(shard).first)
+
+    records: list[Records] = []
+    loader = make_loader(SealedBlocks(), batch=10)
+    loader._collate = lambda batch: records.append(batch) or (None, None)  # type: ignore[func-returns-value, assignment, return-value]
+    list(islice(loader.batches(0), 10))
+    kinds = {type(batch.column("block")) for batch in records}
+    assert (kinds == {np.ndarray}) == (length(0) == length(40))
+    for row in chain.from_iterable(records):
+        assert set(row["block"].tolist()) == {row["number"]}
+    assert sorted(row["number"] for row in chain.from_iterable(records)) == list(range(100))
