@@ -85,6 +85,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--target", metavar="FIELD", help="the field to predict; none: model the text"
     )
     init.add_argument("--train-in", metavar="J", help="the jurisdiction where training reads")
+    _add_checkpoints(commands)
+    _add_verify(commands)
     _add_audit(commands.add_parser("audit", help="the access log: verify, show, prove"))
     return parser
 
@@ -129,6 +131,34 @@ def _add_keys(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
 
     listed = verbs.add_parser("list", help="which dataset versions have a key, and where")
     listed.add_argument("--json", action="store_true", help="print it as JSON")
+
+
+def _add_checkpoints(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    checkpoints = commands.add_parser(
+        "checkpoints", help="the states that training can go on from; `export` one as a file"
+    )
+    checkpoints.add_argument("--json", action="store_true", help="print it as JSON")
+    verbs = checkpoints.add_subparsers(dest="verb", metavar="VERB")
+    export = verbs.add_parser("export", help="write one's parameters as a safetensors file")
+    export.add_argument("output", type=Path, metavar="FILE")
+    which = export.add_mutually_exclusive_group()
+    which.add_argument("--step", type=int, metavar="N", help="that of this step; else the newest")
+    which.add_argument("--best", action="store_true", help="that of the lowest training loss")
+    export.add_argument("--run", metavar="RUN", help="its first letters, if there are several runs")
+    export.add_argument("--json", action="store_true", help="print what was written as JSON")
+
+
+def _add_verify(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    verify = commands.add_parser("verify", help="prove on this machine what the docs promise")
+    verbs = verify.add_subparsers(dest="verb", required=True, metavar="VERB")
+    resume = verbs.add_parser(
+        "resume",
+        help="kill and resume a short training of this workload; exit status 1 unless it ends as "
+        "an undisturbed one, to the bit",
+    )
+    resume.add_argument("--steps", type=int, default=40, metavar="N", help="how long each trains")
+    resume.add_argument("--seed", type=int, metavar="N", help="of the moments to kill at")
+    resume.add_argument("--json", action="store_true", help="print it as JSON")
 
 
 def _add_audit(parser: argparse.ArgumentParser) -> None:

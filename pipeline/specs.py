@@ -12,7 +12,7 @@ from training.spec import WEIGHTS_FILE, EvaluationSpec, TrainSpec
 def train_spec(config: Config, root: Path, run: Run) -> TrainSpec:
     """A training run, for its workers."""
     return TrainSpec(
-        **_common(config, root, run.mlflow_run_id, run.directory),
+        **common_fields(config, root, run.mlflow_run_id, run.directory),
         config=config.train,
         primary=config.evaluate.primary,
         fingerprint=run.fingerprint,
@@ -24,7 +24,7 @@ def train_spec(config: Config, root: Path, run: Run) -> TrainSpec:
 def evaluation_spec(config: Config, root: Path, run_id: str, num_workers: int) -> EvaluationSpec:
     """The scoring of the trained model, for its workers."""
     return EvaluationSpec(
-        **_common(config, root, run_id, root / workspace.EVALUATION),
+        **common_fields(config, root, run_id, root / workspace.EVALUATION),
         weights=root / workspace.TRAINED / WEIGHTS_FILE,
         model=config.train.model,
         batch=config.evaluate.batch,
@@ -34,7 +34,8 @@ def evaluation_spec(config: Config, root: Path, run_id: str, num_workers: int) -
     )
 
 
-def _common(config: Config, root: Path, run_id: str, directory: Path) -> dict[str, Any]:
+def common_fields(config: Config, root: Path, run_id: str, directory: Path) -> dict[str, Any]:
+    """What every launched worker is told."""
     return {
         "root": root,
         "workload": config.workload.module,

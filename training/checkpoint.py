@@ -202,6 +202,7 @@ class Checkpointer:
             self._writer.settle(_SETTLE_SECONDS)
 
     def _find_newest(self) -> Found | None:
+        self._files.remove_unfinished()
         found = self._files.find()
         if not found:
             return None

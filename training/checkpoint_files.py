@@ -11,7 +11,7 @@ import contextlib
 import hmac
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -195,9 +195,15 @@ class CheckpointFiles:
             os.close(descriptor)
         return written
 
-    def commit(self, name: str, commit: Commit) -> None:
-        """Make a checkpoint of what was written, now or never. Raises OSError."""
+    def commit(self, name: str, commit: Commit, mine: Iterable[str]) -> None:
+        """Make a checkpoint of what was written, now or never. `mine` are this rank's files: those
+        of others may be on other machines' disks.
+
+        Raises OSError, CheckpointError when another world of this run took files away meanwhile.
+        """
         target = self.directory / name
+        there = {path.name: path.stat().st_size for path in target.iterdir()}
+        _require_whole({file: commit.files[file] for file in mine}, there, str(target))
         pending = target / f"{MARKER}.tmp"
         content = commit.sign(self._sealed.key).model_dump_json(indent=1)
         with pending.open("w") as file:
@@ -217,6 +223,27 @@ class CheckpointFiles:
         path = self.directory / name / file
         self._store.put(self._object(name, file), _parts_of(path))
         _record(self._sealed, "put", self._object(name, file), path.stat().st_size)
+
+    def upload_marker(self, name: str) -> None:
+        """Make a checkpoint of what was uploaded. Raises as `upload`, and CheckpointError."""
+        assert self._store is not None
+        folder = self._object(name)
+        there = {info.name.rpartition("/")[2]: info.num_bytes for info in self._store.list(folder)}
+        path = self.directory / name / MARKER
+        _require_whole(_parse(path.read_bytes(), path).files, there, folder)
+        self.upload(name, MARKER)
+
+    def remove_unfinished(self) -> None:
+        """What killed saves left in both places. Raises StoreUnavailable."""
+        for path in self.directory.glob("step-*"):
+            if not (path / MARKER).exists():
+                shutil.rmtree(path)
+        if self._store is not None:
+            names = [info.name for info in self._store.list(store_folder(self._run))]
+            whole = {name.removesuffix(f"/{MARKER}") for name in names if name.endswith(MARKER)}
+            for name in names:
+                if name.rpartition("/")[0] not in whole:
+                    self._store.delete(name)
 
     def remove(self, name: str) -> None:
         """From the disk, the marker first."""
@@ -285,6 +312,15 @@ class CheckpointFiles:
             region=region.name,
             jurisdiction=region.jurisdiction,
             name=self._object(name, file),
+        )
+
+
+def _require_whole(wanted: Mapping[str, int], there: Mapping[str, int], where: str) -> None:
+    gone = sorted(file for file, size in wanted.items() if there.get(file) != size)
+    if gone:
+        raise CheckpointError(
+            f"{where} has lost {', '.join(gone)} while it was written: another training of the "
+            "same run is at work there"
         )
 
 

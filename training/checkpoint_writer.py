@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import Metadata
 
 from storage.errors import ConvoyError
-from training.checkpoint_files import MARKER, CheckpointFiles, Commit, Found
+from training.checkpoint_files import CheckpointFiles, Commit, Found
 from training.checkpoint_policy import choose_kept
 from training.checkpoint_state import Staged, add_places
 from training.errors import CheckpointError
@@ -184,7 +184,7 @@ class CheckpointWriter:
             fencing_token=self._spec.fencing_token,
             files=files,
         )
-        self._files.commit(saving.name, commit)
+        self._files.commit(saving.name, commit, (*parts[0]["files"], METADATA_FILE))
         return self._not_kept(self._files.find_on_disk())
 
     def _upload_own(self, name: str) -> None:
@@ -194,7 +194,7 @@ class CheckpointWriter:
     def _commit_stored(self, name: str) -> None:
         """Rank 0's: the marker comes last, and what is not kept goes after it."""
         self._files.upload(name, METADATA_FILE)
-        self._files.upload(name, MARKER)
+        self._files.upload_marker(name)
         for old in self._not_kept(self._files.find_in_store()):
             self._files.remove_stored(old)
 

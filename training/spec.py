@@ -80,6 +80,8 @@ class TrainSpec(WorkerSpec, frozen=True, extra="forbid"):
     fencing_token: int = 0
     """Which world this is, of two that believe they are the run."""
     tracking_uri: str
+    only_shards: frozenset[str] | None = None
+    """Names of the shards to train on, of those that the site may read; null for all."""
 
     @property
     def num_workers(self) -> int:
@@ -92,6 +94,8 @@ class TrainSpec(WorkerSpec, frozen=True, extra="forbid"):
     def open_shards(self) -> tuple[SealedShards, tuple[Shard, ...]]:
         """The site's sealed shards, and those for training that it may read."""
         manifest, readable = self.read_readable("train")
+        if self.only_shards is not None:
+            readable = tuple(shard for shard in readable if shard.name in self.only_shards)
         kept = self.config.cache
         cache = SealedCache(self.root / kept.directory, kept.limit_bytes) if kept else None
         sealed = open_region(

@@ -1,0 +1,205 @@
+"""Checkpoints of real training: sealed, whole or not there, in two places, for any layout."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.config import Config
+from tests.training.ranks import run_ranks
+from tests.training.test_trainer import make_spec, refused, run
+from tests.workspaces import Workspace
+from training.checkpoint_files import MARKER
+from training.errors import CheckpointError
+from training.spec import STEPS_FILE, WEIGHTS_FILE
+
+RUN = Path("run")
+STORED = Path(".convoy/stores/eu/checkpoints/run")
+LARGE: dict[str, Any] = {"model": {"hidden": 20_000}}
+"""Parameters of which a part would be seen in a file."""
+
+
+def newest() -> Path:
+    return max(RUN.glob("checkpoints/step-*"))
+
+
+def forget_disk() -> None:
+    shutil.rmtree(RUN)
+
+
+@pytest.mark.usefixtures("one_rank")
+class TestOneRank:
+    def test_sealed_on_disk_and_in_the_store(self, work: Workspace) -> None:
+        from safetensors.torch import load_file
+
+        run(work, **LARGE)
+        weights = load_file(RUN / WEIGHTS_FILE)
+        plain = [tensor.numpy().tobytes()[:256] for tensor in weights.values()]
+        assert all(part in (RUN / WEIGHTS_FILE).read_bytes() for part in plain)
+        files = [path for path in newest().iterdir() if path.name != MARKER]
+        assert {path.name for path in files} == {"state-0", "rank-0", "metadata"}
+        for path in files:
+            content = path.read_bytes()
+            assert not [part for part in plain if part in content]
+            assert path.stat().st_mode & 0o077 == 0
+            assert (STORED / newest().name / path.name).read_bytes() == content
+
+    def test_a_lost_disk_goes_on_from_the_store_with_its_whole_curve(
+        self, work: Workspace
+    ) -> None:
+        run(work, checkpoint={"every_steps": 10, "store": False})
+        undisturbed = [(RUN / name).read_bytes() for name in (WEIGHTS_FILE, "steps.jsonl")]
+        forget_disk()
+        run(work, checkpoint={"every_steps": 10}, stop_after=20)
+        forget_disk()
+        assert [line["step"] for line in run(work)] == [25, 30]
+        assert (RUN / WEIGHTS_FILE).read_bytes() == undisturbed[0]
+        losses = [json.loads(line)["loss"] for line in undisturbed[1].splitlines()]
+        kept = (RUN / STEPS_FILE).read_text().splitlines()
+        assert [json.loads(line)["loss"] for line in kept] == losses
+
+    @pytest.mark.parametrize("file", ["state-0", "rank-0", "metadata"])
+    def test_a_flipped_bit_is_refused(self, work: Workspace, file: str) -> None:
+        run(work)
+        path = newest() / file
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+        refused(work, CheckpointError, newest().name, "cannot be read", "does not authenticate")
+
+    def test_a_changed_marker_is_refused(self, work: Workspace) -> None:
+        run(work)
+        marker = newest() / MARKER
+        content = json.loads(marker.read_text())
+        marker.write_text(json.dumps(content | {"step": 10, "cursor": 0}))
+        refused(work, CheckpointError, "does not authenticate: it was changed")
+
+    def test_files_of_another_checkpoint_are_refused(self, work: Workspace) -> None:
+        run(work)
+        older, newer = sorted(RUN.glob("checkpoints/step-*"))[-2:]
+        shutil.copy(older / "state-0", newer / "state-0")
+        refused(work, CheckpointError, newer.name, "does not authenticate")
+
+    def test_another_config_is_refused_with_the_difference(self, work: Workspace) -> None:
+        run(work, identity={"train": {"seed": 7, "optimizer": {"lr": 0.01}}})
+        words = "is of another run", "(train.optimizer.lr is 0.02 and was 0.01)"
+        identity = {"train": {"seed": 7, "optimizer": {"lr": 0.02}}}
+        refused(work, CheckpointError, *words, fingerprint="e" * 64, identity=identity)
+
+    def test_what_killed_saves_left_goes_and_the_newest_and_best_stay(
+        self, work: Workspace
+    ) -> None:
+        left = RUN / "checkpoints" / "step-00000009-killed"
+        left.mkdir(parents=True)
+        (left / "state-0").write_bytes(b"half")
+        run(work, checkpoint={"every_steps": 3, "keep": 2})
+        names = sorted(path.name[:13] for path in RUN.glob("checkpoints/step-*"))
+        stored = sorted(path.parent.name[:13] for path in STORED.glob(f"*/{MARKER}"))
+        assert names == stored
+        assert names[-2:] == ["step-00000027", "step-00000030"]
+        assert len(names) <= 3
+
+    def test_a_store_that_refuses_leaves_the_one_on_disk(self, work: Workspace) -> None:
+        STORED.parent.write_text("a file where the folder should be")
+        words = "is whole on this disk and could not be placed in the store", "regions.eu.store"
+        refused(work, CheckpointError, *words)
+        assert [path.parent.name[:13] for path in RUN.glob(f"*/*/{MARKER}")] == ["step-00000010"]
+
+    def test_export(self, work: Workspace) -> None:
+        from pipeline.checkpoints import export_checkpoint, list_checkpoints
+
+        config = Config.load()
+        identity = {
+            "manifest": json.loads(Path("artifacts/upload/eu.json").read_text())["version"],
+            "train": {"model": config.train.model},
+        }
+        run(work, identity=identity)
+        target = Path(".convoy/runs/run")
+        target.parent.mkdir(parents=True)
+        shutil.copytree(RUN, target)
+        listed = list_checkpoints(config, work.path)
+        assert [(one.step, one.on_disk, one.in_store) for one in listed][-1] == (30, True, True)
+        assert sum(one.best for one in listed) == 1
+        shutil.rmtree(target / "checkpoints")  # so from the store
+        export_checkpoint(
+            config, work.path, Path("out/model.safetensors"), run=None, step=30, best=False
+        )
+        assert Path("out/model.safetensors").read_bytes() == (RUN / WEIGHTS_FILE).read_bytes()
+
+
+def train_ranks(path: str, degrees: dict[str, int]) -> None:
+    """In a rank: train in a layout."""
+    os.chdir(path)
+    run(Workspace(Path(path), {}), dims={"dp_replicate": 1} | degrees)
+
+
+def load_and_save(path: str, degrees: dict[str, int]) -> tuple[Any, list[float]]:
+    """In a rank: load into a layout and save from it; what was loaded, and what is drawn next."""
+    import torch
+
+    from training.checkpoint import Checkpointer
+    from training.optimization import build_optimizers
+    from training.parallel import build_mesh, parallelize
+    from training.workload import load_workload
+
+    os.chdir(path)
+    work = Workspace(Path(path), {})
+    spec = make_spec(work, dims={"dp_replicate": 1} | degrees)
+    workload = load_workload(spec.workload, work.path)
+    mesh = build_mesh(spec.config.dims, torch.device("cpu"))
+    model = parallelize(workload, workload.model(spec.config.model), spec.config, mesh)
+    optimizers = build_optimizers(model.parts, spec.config.optimizer)
+    with Checkpointer(spec, spec.open_shards()[0], model.seed_after_start) as checkpoints:
+        loaded = checkpoints.load(model.parts, optimizers)
+        assert loaded is not None
+        drawn: list[float] = torch.rand(3).tolist()
+        checkpoints.save(loaded, model.parts, optimizers)
+    return loaded, drawn
+
+
+def exported(work: Workspace) -> dict[str, Any]:
+    """Model and optimiser of the newest checkpoint, by name."""
+    from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
+
+    from training.checkpoint import CHECKPOINTS, open_checkpoint
+    from training.checkpoint_files import CheckpointFiles
+    from training.checkpoint_state import load_state
+
+    sealed, _ = make_spec(work).open_shards()
+    files = CheckpointFiles(work.path / RUN / CHECKPOINTS, sealed, "run")
+    state: dict[str, Any] = {}
+    with open_checkpoint(files, files.find()[-1]) as opened:
+        load_state(state, opened.metadata, opened.open, _EmptyStateDictLoadPlanner())
+    return state
+
+
+LAYOUTS: list[dict[str, int]] = [
+    {"dp_replicate": 1},
+    {"dp_replicate": 2},
+    {"dp_shard": 2},
+]
+
+
+def test_any_layout_loads_what_another_wrote(work: Workspace) -> None:
+    import torch
+
+    path = str(work.path)
+    run_ranks(2, train_ranks, path, {"dp_shard": 2})
+    written = exported(work)
+    assert {"model.0.weight", "optimizer.state.0.weight.exp_avg"} <= written.keys()
+    for degrees in LAYOUTS:
+        world_size = max(degrees.values())
+        answers = run_ranks(world_size, load_and_save, path, degrees)
+        assert {loaded.step for loaded, _ in answers} == {30}
+        found = exported(work)
+        assert found.keys() == written.keys()
+        assert not [name for name in written if not torch.equal(found[name], written[name])]
+        # Another layout draws anew: the same each time, and each rank for itself.
+        draws = [drawn for _, drawn in answers]
+        assert len({tuple(drawn) for drawn in draws}) == world_size
+        again = run_ranks(world_size, load_and_save, path, degrees)
+        assert [drawn for _, drawn in again] == draws
+        assert len(list(RUN.glob("checkpoints/step-*"))) <= 3
