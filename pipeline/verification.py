@@ -126,7 +126,7 @@ def _draw_kills(draw: random.Random, train: TrainConfig, every: int) -> tuple[Ki
     rank = None if train.dims.pp > 1 else draw.randrange(train.dims.world_size)
     middle = train.steps // 2
     kills = [
-        Kill(when="step", step=draw.randrange(2, middle), rank=rank),
+        Kill(when="step", step=draw.randrange(every + 1, middle), rank=rank),
         Kill(when="save", step=draw.randrange(middle, train.steps - 2 * every)),
     ]
     if getattr(train, "accumulate", 1) > 1:

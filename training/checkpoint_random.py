@@ -36,9 +36,14 @@ def begin_generators(seed: int, step: int, reseed: Callable[[int], object]) -> N
     """Begin anew at a step, the same way each time.
 
     `reseed` seeds torch's generator as the start of a training does, with other draws for ranks
-    that must draw for themselves; NumPy's and Python's follow it.
+    that must draw for themselves.
     """
     digest = hashlib.sha256(f"{seed}/{step}".encode()).digest()
     reseed(int.from_bytes(digest[:4]))
+    follow_torch()
+
+
+def follow_torch() -> None:
+    """Seed NumPy's and Python's generators by what torch's was seeded with."""
     np.random.seed(torch.initial_seed() % 2**32)
     random.seed(torch.initial_seed())

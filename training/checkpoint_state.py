@@ -13,7 +13,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.default_planner import (
+    DefaultLoadPlanner,
+    DefaultSavePlanner,
+    _EmptyStateDictLoadPlanner,
+)
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlanner, SavePlan
 from torch.distributed.checkpoint.state_dict import (
@@ -188,6 +192,13 @@ def load_state(
             whole = whole.narrow(dim, offset, length)
         target.copy_(whole)
         planner.commit_tensor(item, target)
+
+
+def load_whole(metadata: Metadata, open_file: Callable[[str], SealedReader]) -> State:
+    """All that a checkpoint holds of model and optimiser, undivided. Raises likewise."""
+    state: State = {}
+    load_state(state, metadata, open_file, _EmptyStateDictLoadPlanner())  # type: ignore[no-untyped-call]
+    return state
 
 
 def _chunk_of(

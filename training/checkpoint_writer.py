@@ -185,7 +185,7 @@ class CheckpointWriter:
             files=files,
         )
         self._files.commit(saving.name, commit, (*parts[0]["files"], METADATA_FILE))
-        return self._not_kept(self._files.find_on_disk())
+        return self._not_kept(self._files.find_on_disk(), saving.name)
 
     def _upload_own(self, name: str) -> None:
         for file in (state_file(self._rank), own_file(self._rank)):
@@ -195,12 +195,12 @@ class CheckpointWriter:
         """Rank 0's: the marker comes last, and what is not kept goes after it."""
         self._files.upload(name, METADATA_FILE)
         self._files.upload_marker(name)
-        for old in self._not_kept(self._files.find_in_store()):
+        for old in self._not_kept(self._files.find_in_store(), name):
             self._files.remove_stored(old)
 
-    def _not_kept(self, found: Sequence[Found]) -> list[str]:
+    def _not_kept(self, found: Sequence[Found], newest: str) -> list[str]:
         config = self._spec.config.checkpoint
-        kept = choose_kept(found, config.keep, config.keep_best)
+        kept = choose_kept(found, config.keep, config.keep_best) | {newest}
         return [one.name for one in found if one.name not in kept]
 
 

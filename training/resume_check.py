@@ -14,12 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
 
 from storage.errors import ConvoyError
 from training.checkpoint import CHECKPOINTS, open_checkpoint
 from training.checkpoint_files import CheckpointFiles, Found
-from training.checkpoint_state import load_state
+from training.checkpoint_state import load_whole
 from training.config import TrainConfig
 from training.errors import TrainingError
 from training.process import die_with_parent, read_parent
@@ -196,9 +195,8 @@ def _read_state(spec: TrainSpec) -> tuple[dict[str, Tensor], dict[int, str], boo
     own = {rank: repr(_plain(_read_own(files, newest, rank))) for rank in ranks}
     now, then = (_read_own(files, one, 0)["torch"] for one in (newest, before))
     with open_checkpoint(files, newest) as opened:
-        flat: dict[str, Any] = {}
-        load_state(flat, opened.metadata, opened.open, _EmptyStateDictLoadPlanner())
-    return flat, own, not torch.equal(now, then)
+        state = load_whole(opened.metadata, opened.open)
+    return state, own, not torch.equal(now, then)
 
 
 def _read_own(files: CheckpointFiles, found: Found, rank: int) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import tempfile
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import wait
@@ -30,6 +31,7 @@ from training.trainer import train
 from training.workload import Fields, Workload, load_workload
 
 _POLL_SECONDS = 0.0002
+_COMMIT_SECONDS = 30.0
 _NEVER = math.inf
 FAILURE_FILE = "failure.txt"
 """What the first rank that failed by itself said."""
@@ -189,8 +191,18 @@ class WatchedWorkload(Workload):
         if torch.is_grad_enabled():
             self._calls_left -= 1
             if self._calls_left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
+                self._die()
         return super().loss(output, target)
+
+    def _die(self) -> None:
+        # Steps may be so short that all of them fit into one save: there must be one to go on from.
+        checkpoints = self._seen.parent / CHECKPOINTS
+        deadline = time.monotonic() + _COMMIT_SECONDS
+        while time.monotonic() < deadline and (
+            unfinished(checkpoints) or not find_on_disk(checkpoints)
+        ):
+            time.sleep(_POLL_SECONDS)
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def digest_record(record: Any) -> str:

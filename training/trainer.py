@@ -16,6 +16,7 @@ from data.sealed_shards import SealedShards
 from data.shard import Shard
 from training.checkpoint import Checkpoint, Checkpointer
 from training.checkpoint_history import StepHistory
+from training.checkpoint_random import follow_torch
 from training.errors import CheckpointError, TrainingError
 from training.evaluate import rehearse
 from training.loader import Loader, prefetch
@@ -43,6 +44,7 @@ def train(spec: TrainSpec, workload: Workload, on_step: OnStep) -> None:
         rehearse(workload, whole, _first_rows(sealed, shards), spec.primary)
     model = parallelize(workload, whole, config, mesh)
     model.seed_after_start(config.seed)
+    follow_torch()
     optimizers = build_optimizers(model.parts, config.optimizer)
     checkpoints = Checkpointer(spec, sealed, model.seed_after_start)
     extras = {"steps": StepHistory(spec.run_directory / STEPS_FILE)} if dist.get_rank() == 0 else {}

@@ -4,6 +4,7 @@ import argparse
 import json
 import secrets
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -16,6 +17,7 @@ from pipeline.verification import verify_resume
 from training.resume_plan import ResumeFinding
 
 _MOST_SHOWN = 3
+_PIPE_WIDTH = 160
 
 
 def main(options: argparse.Namespace) -> int:
@@ -40,32 +42,46 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _show(findings: tuple[ResumeFinding, ...], seed: int) -> None:
-    table = Table("case", "killed", "samples", "losses", "parameters", "optimiser", "random", "")
+    table = Table("case", "killed", "samples", "losses", "state", "")
     for one in findings:
-        is_exact = not one.loss_tolerance
         table.add_row(
             f"{one.name}\n{one.layout}",
             "\n".join(one.kills),
-            _equal("step", one.different_samples),
-            _equal("step", one.different_losses)
-            if is_exact
-            else f"within {one.largest_loss_difference:.1e}\nof {one.loss_tolerance:.0e} allowed",
-            _equal("", one.different_parameters) if is_exact else "rounded",
-            _equal("", one.different_optimizer) if is_exact else "rounded",
-            _equal("rank", one.different_random) if is_exact else "drawn anew",
+            _equal("steps", one.different_samples),
+            _describe_losses(one),
+            _describe_state(one),
             "pass" if one.passed else "FAIL",
         )
-    console = Console(soft_wrap=not sys.stdout.isatty())
+    console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
     console.print(table)
     for one in findings:
         covered = ", ".join(one.covers) or "nothing but plain steps"
         console.print(f"{one.name} covers {covered}; {one.epochs:.1f} epochs", highlight=False)
-    console.print(f"again with the same kills: convoy verify resume --seed {seed}", highlight=False)
+    console.print(f"the same kills again: convoy verify resume --seed {seed}", highlight=False)
 
 
-def _equal(what: str, different: tuple[object, ...]) -> str:
+def _describe_losses(one: ResumeFinding) -> str:
+    if not one.loss_tolerance or one.different_losses:
+        return _equal("steps", one.different_losses)
+    return f"within {one.largest_loss_difference:.0e}\n({one.loss_tolerance:.0e} may be)"
+
+
+def _describe_state(one: ResumeFinding) -> str:
+    if one.loss_tolerance:
+        return "not compared:\nrounded otherwise"
+    different = (*one.different_parameters, *one.different_optimizer)
+    if not different and not one.different_random:
+        return f"{one.num_tensors} tensors and all\nrandom state equal"
+    return "\n".join(
+        _equal(what, names)
+        for what, names in (("", different), ("random state of ranks", one.different_random))
+        if names
+    )
+
+
+def _equal(what: str, different: Sequence[object]) -> str:
     if not different:
         return "equal"
     shown = ", ".join(str(one) for one in different[:_MOST_SHOWN])
     more = f" and {len(different) - _MOST_SHOWN} more" if len(different) > _MOST_SHOWN else ""
-    return f"differ: {what} {shown}{more}".replace("  ", " ")
+    return f"differ: {what}{' ' if what else ''}{shown}{more}"

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.config import Config
 from tests.training.ranks import run_ranks
-from tests.training.test_trainer import make_spec, refused, run
+from tests.training.test_trainer import Stopped, make_spec, refused, run
 from tests.workspaces import Workspace
 from training.checkpoint_files import MARKER
 from training.errors import CheckpointError
@@ -47,13 +47,12 @@ class TestOneRank:
             assert path.stat().st_mode & 0o077 == 0
             assert (STORED / newest().name / path.name).read_bytes() == content
 
-    def test_a_lost_disk_goes_on_from_the_store_with_its_whole_curve(
-        self, work: Workspace
-    ) -> None:
+    def test_a_lost_disk_goes_on_from_the_store_with_its_whole_curve(self, work: Workspace) -> None:
         run(work, checkpoint={"every_steps": 10, "store": False})
         undisturbed = [(RUN / name).read_bytes() for name in (WEIGHTS_FILE, "steps.jsonl")]
         forget_disk()
-        run(work, checkpoint={"every_steps": 10}, stop_after=20)
+        with pytest.raises(Stopped):
+            run(work, checkpoint={"every_steps": 10}, stop_after=20)
         forget_disk()
         assert [line["step"] for line in run(work)] == [25, 30]
         assert (RUN / WEIGHTS_FILE).read_bytes() == undisturbed[0]
@@ -74,7 +73,7 @@ class TestOneRank:
         run(work)
         marker = newest() / MARKER
         content = json.loads(marker.read_text())
-        marker.write_text(json.dumps(content | {"step": 10, "cursor": 0}))
+        marker.write_text(json.dumps(content | {"cursor": 0}))
         refused(work, CheckpointError, "does not authenticate: it was changed")
 
     def test_files_of_another_checkpoint_are_refused(self, work: Workspace) -> None:
@@ -162,18 +161,14 @@ def load_and_save(path: str, degrees: dict[str, int]) -> tuple[Any, list[float]]
 
 def exported(work: Workspace) -> dict[str, Any]:
     """Model and optimiser of the newest checkpoint, by name."""
-    from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
-
     from training.checkpoint import CHECKPOINTS, open_checkpoint
     from training.checkpoint_files import CheckpointFiles
-    from training.checkpoint_state import load_state
+    from training.checkpoint_state import load_whole
 
     sealed, _ = make_spec(work).open_shards()
     files = CheckpointFiles(work.path / RUN / CHECKPOINTS, sealed, "run")
-    state: dict[str, Any] = {}
     with open_checkpoint(files, files.find()[-1]) as opened:
-        load_state(state, opened.metadata, opened.open, _EmptyStateDictLoadPlanner())
-    return state
+        return load_whole(opened.metadata, opened.open)
 
 
 LAYOUTS: list[dict[str, int]] = [
@@ -197,9 +192,7 @@ def test_any_layout_loads_what_another_wrote(work: Workspace) -> None:
         found = exported(work)
         assert found.keys() == written.keys()
         assert not [name for name in written if not torch.equal(found[name], written[name])]
-        # Another layout draws anew: the same each time, and each rank for itself.
+        # Another layout draws anew, each rank for itself.
         draws = [drawn for _, drawn in answers]
         assert len({tuple(drawn) for drawn in draws}) == world_size
-        again = run_ranks(world_size, load_and_save, path, degrees)
-        assert [drawn for _, drawn in again] == draws
         assert len(list(RUN.glob("checkpoints/step-*"))) <= 3

@@ -24,15 +24,23 @@ MODULE = Path("toy_workload.py")
 SECRET = "content-of-a-record"
 
 
-def run(work: Workspace, primary: str = "accuracy", **train: Any) -> list[dict[str, float]]:
-    """Train by one rank in this process; the logged steps."""
-    from training.trainer import train as train_here
+class Stopped(Exception):
+    """A training ended by its test."""
 
+
+def make_spec(
+    work: Workspace,
+    primary: str = "accuracy",
+    fingerprint: str = "f" * 64,
+    identity: dict[str, Any] | None = None,
+    **train: Any,
+) -> TrainSpec:
+    """A training by one rank, with other values in `train`."""
     config = Config.load()
     section = config.train.model_dump() | {"dims": {"dp_replicate": 1}} | train
     directory = work.path / "run"
     directory.mkdir(exist_ok=True)
-    spec = TrainSpec(
+    return TrainSpec(
         root=work.path,
         workload=config.workload.module,
         config=TrainConfig.model_validate(section),
@@ -42,12 +50,26 @@ def run(work: Workspace, primary: str = "accuracy", **train: Any) -> list[dict[s
         residency=config.residency,
         access_log=work.path / workspace.ACCESS_LOG,
         run_directory=directory,
-        fingerprint="f" * 64,
+        fingerprint=fingerprint,
+        identity=identity or {},
         tracking_uri="",
         mlflow_run_id="",
     )
+
+
+def run(work: Workspace, *, stop_after: int | None = None, **train: Any) -> list[dict[str, float]]:
+    """Train in this process; the logged steps. It may be ended soon after a step."""
+    from training.trainer import train as train_here
+
+    spec = make_spec(work, **train)
     lines: list[dict[str, float]] = []
-    train_here(spec, load_workload(spec.workload, work.path), lines.append)
+
+    def note(line: dict[str, float]) -> None:
+        if stop_after is not None and line["step"] > stop_after:
+            raise Stopped
+        lines.append(line)
+
+    train_here(spec, load_workload(spec.workload, work.path), note)
     return lines
 
 
