@@ -16,14 +16,17 @@ from pipeline import workspace
 from pipeline.checks import check_artifact_root
 from pipeline.config import Config
 from pipeline.lineage import describe_training, digest_training, lineage_tags
+from pipeline.progress import report
 from storage.store import open_store
-from training.checkpoint_files import remove_stored, store_folder
+from training.checkpoint_files import find_on_disk, remove_stored, store_folder
+from training.checkpoint_identity import explain_difference
 from training.errors import RegistryError
 from training.spec import SPEC_FILE
 from training.tracking import RunStatus, end_run, start_run
 
 _RUN_ID = "mlflow_run_id"
 _ENDED = "ended"
+_FINISHED, _KILLED = "FINISHED", "KILLED"
 
 
 @dataclass(frozen=True)
@@ -55,11 +58,12 @@ def open_run(
     fingerprint = digest_training(config, manifest, readable)
     directory = root / workspace.RUNS / fingerprint[:16]
     with workspace.explain_disk(directory):
-        _mark_killed(config, root, but=directory)
-        if (directory / _ENDED).exists():
+        _mark_killed(config, root, directory, identity)
+        if _is_finished(directory):
             _forget_stored(config, directory)
             shutil.rmtree(directory)
-        _forget_others(config, root, but=directory)
+        (directory / _ENDED).unlink(missing_ok=True)
+        _forget_finished(config, root)
         marker = directory / _RUN_ID
         resumed = marker.exists()
         run_id = marker.read_text() if resumed else ""
@@ -86,16 +90,22 @@ def open_run(
                 error.add_note(str(second))  # what ended the training is the error to show
             raise
         end_run(config.tracking_uri, run_id, "FINISHED")
-        (directory / _ENDED).touch()
+        (directory / _ENDED).write_text(_FINISHED)
         # The result now stands in artifacts/train; the store's checkpoints were for going on. Those
         # on disk can be exported until another run begins.
         _forget_stored(config, directory)
 
 
-def _forget_others(config: Config, root: Path, but: Path) -> None:
-    """The checkpoints of runs that nobody goes on with, on disk and in the store."""
+def _is_finished(directory: Path) -> bool:
+    """Whether the run came to its end; one that was left for another can still be gone on with."""
+    ended = directory / _ENDED
+    return ended.exists() and ended.read_text() != _KILLED
+
+
+def _forget_finished(config: Config, root: Path) -> None:
+    """The checkpoints of runs that came to their end, on disk and in the store."""
     for checkpoints in (root / workspace.RUNS).glob("*/checkpoints"):
-        if checkpoints.parent != but:
+        if _is_finished(checkpoints.parent):
             _forget_stored(config, checkpoints.parent)
             shutil.rmtree(checkpoints)
 
@@ -107,12 +117,28 @@ def _forget_stored(config: Config, directory: Path) -> None:
         remove_stored(open_store(config.site), store_folder(directory.name))
 
 
-def _mark_killed(config: Config, root: Path, but: Path) -> None:
-    """Runs of other fingerprints in this workspace, which is locked: nobody goes on with them."""
+def _mark_killed(config: Config, root: Path, present: Path, identity: dict[str, Any]) -> None:
+    """Runs of other fingerprints in this workspace, which is locked: none of them is at work.
+
+    Says of those that could have been gone on with in what they differ from the present one.
+    """
     for marker in (root / workspace.RUNS).glob(f"*/{_RUN_ID}"):
-        if marker.parent != but and not (marker.parent / _ENDED).exists():
+        directory = marker.parent
+        if directory != present and not (directory / _ENDED).exists():
             end_run(config.tracking_uri, marker.read_text(), "KILLED")
-            (marker.parent / _ENDED).touch()
+            (directory / _ENDED).write_text(_KILLED)
+            found = find_on_disk(directory / "checkpoints")
+            if found:
+                commit = found[-1].commit
+                report(
+                    "train",
+                    0,
+                    config.train.steps,
+                    "steps",
+                    f"run {directory.name} was stopped at step {commit.step} and is another run"
+                    f"{explain_difference(commit.identity, identity)}: with its parameters it "
+                    "would go on",
+                )
 
 
 def _flatten(values: dict[str, Any], prefix: str) -> dict[str, Any]:

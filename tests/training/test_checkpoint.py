@@ -94,10 +94,13 @@ class TestOneRank:
         left = RUN / "checkpoints" / "step-00000009-killed"
         left.mkdir(parents=True)
         (left / "state-0").write_bytes(b"half")
+        (STORED / left.name).mkdir(parents=True)
+        (STORED / left.name / "state-0").write_bytes(b"half")
         run(work, checkpoint={"every_steps": 3, "keep": 2})
         names = sorted(path.name[:13] for path in RUN.glob("checkpoints/step-*"))
         stored = sorted(path.parent.name[:13] for path in STORED.glob(f"*/{MARKER}"))
         assert names == stored
+        assert not list(STORED.glob("*killed/*"))
         assert names[-2:] == ["step-00000027", "step-00000030"]
         assert len(names) <= 3
 
