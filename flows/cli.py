@@ -54,6 +54,8 @@ def build_parser() -> argparse.ArgumentParser:
     report = commands.add_parser("report", help="write one offline HTML page for the last run")
     report.add_argument("--output", type=Path, metavar="FILE", help="artifacts/report/index.html")
 
+    commands.add_parser("profile", help="write one offline HTML page: which rank waits for which")
+
     push = commands.add_parser(
         "push", help="raw input to the DVC remotes of the regions where it may be"
     )

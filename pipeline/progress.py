@@ -106,10 +106,11 @@ class Transfer:
         if not rate:
             return note
         left = (self._num_bytes - self._bytes) / rate
-        return f"{note}, {rate / 1e6:,.1f} MB/s, {_duration(left)} left"
+        return f"{note}, {rate / 1e6:,.1f} MB/s, {describe_seconds(left)} left"
 
 
-def _duration(seconds: float) -> str:
+def describe_seconds(seconds: float) -> str:
+    """`3:05`, or `1:03:05` from an hour on."""
     minutes, whole = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{whole:02}" if hours else f"{minutes}:{whole:02}"

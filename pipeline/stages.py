@@ -34,7 +34,7 @@ from pipeline.checks import (
 from pipeline.config import Config
 from pipeline.errors import PipelineError, WorkspaceError
 from pipeline.lineage import digest_training, lineage_tags
-from pipeline.progress import Transfer, report
+from pipeline.progress import Transfer, describe_seconds, report
 from pipeline.recording import open_log, recorded
 from pipeline.runs import open_run
 from pipeline.specs import evaluation_spec, train_spec
@@ -226,8 +226,11 @@ def train(config: Config) -> TrainReport:
 
 
 def _report_step(line: dict[str, float], total: int) -> None:
+    step = int(line["step"])
     note = f"loss {line['loss']:.4f}, {line['samples_per_second']:.0f} samples/s"
-    report("train", int(line["step"]), total, "steps", note)
+    if step < total:
+        note += f", {describe_seconds((total - step) * line['step_seconds'])} left"
+    report("train", step, total, "steps", note)
 
 
 def _count(shards: tuple[Shard, ...]) -> dict[str, int]:

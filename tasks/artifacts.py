@@ -73,7 +73,7 @@ class ProgressArtifact:
         if not progress.total:
             return
         percent = 100.0 * progress.done / progress.total
-        description = f"{progress.stage}: {progress.done}/{progress.total} {progress.unit}"
+        description = str(progress)
         known = self._ids.get(progress.stage)
         if known is None and progress.done == progress.total:
             return  # nothing to watch
@@ -83,7 +83,7 @@ class ProgressArtifact:
             )
             self._ids[progress.stage] = created
         else:
-            update_progress_artifact(known, percent, description=f"{description} {progress.note}")
+            update_progress_artifact(known, percent, description=description)
 
 
 def _shard_rows(manifest: Manifest) -> Rows:

@@ -110,6 +110,9 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid"):
     optimizer: OptimizerConfig = OptimizerConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     log_every_steps: PositiveInt = 10
+    profile: NonNegativeInt = 0
+    """Steps, soon after the start, that each worker records a trace of: `convoy profile` shows
+    which waits for which. 0 records none."""
     max_restarts: NonNegativeInt = 3
     """How often workers that were killed are started again from the last checkpoint."""
     model: dict[str, Any] = {}

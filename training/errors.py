@@ -3,6 +3,7 @@
 TrainingError
 ├── WorkloadError      the user's module is missing, does not import or lacks a function
 ├── WorkersFailed      the workers ended before the last step
+├── MemoryTooSmall     the workers would need more memory than there is
 ├── CheckpointError    a checkpoint that cannot be written or is of another run
 └── RegistryError      MLflow cannot be reached or refuses
 """
@@ -20,6 +21,10 @@ class WorkloadError(TrainingError):
 
 class WorkersFailed(TrainingError):
     """The workers ended before the last step."""
+
+
+class MemoryTooSmall(TrainingError):
+    """The workers would need more memory than there is."""
 
 
 class CheckpointError(TrainingError):

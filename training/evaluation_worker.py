@@ -17,13 +17,12 @@ def run(spec: EvaluationSpec) -> None:
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    try:
-        detail = detail_file(spec.run_directory, dist.get_rank())
-        score_part(spec, load_workload(spec.workload, spec.root, detail))
-        # All that this rank read is in the log, or the rank fails.
-        spec.open_log().close()
-    finally:
-        dist.destroy_process_group()
+    detail = detail_file(spec.run_directory, dist.get_rank())
+    score_part(spec, load_workload(spec.workload, spec.root, detail))
+    # All that this rank read is in the log, or the rank fails.
+    spec.open_log().close()
+    # After an error the group stays: the others must not lose this rank before its word is left.
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -137,3 +137,8 @@ class EvaluationSpec(WorkerSpec, frozen=True, extra="forbid"):
 def rank_steps_file(rank: int | str) -> str:
     """The name of one rank's own step log."""
     return f"steps-{rank}.jsonl"
+
+
+def trace_file(rank: int | str) -> str:
+    """The name of one rank's profile."""
+    return f"trace-{rank}.json.gz"

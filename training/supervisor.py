@@ -16,8 +16,9 @@ from pydantic import BaseModel
 
 from storage.access_log import RUN_ID_VARIABLE
 from training.errors import WorkersFailed
+from training.memory import ADVICE, count_oom_kills
 from training.process import PARENT_VARIABLE
-from training.spec import EXIT_CODES_VARIABLE, SPEC_FILE, WorkerSpec
+from training.spec import EXIT_CODES_VARIABLE, SPEC_FILE, WorkerSpec, rank_steps_file
 
 _POLL_SECONDS = 0.2
 _GRACE_SECONDS = 10.0
@@ -29,8 +30,9 @@ _SIGTERM = int(signal.SIGTERM)
 class Incident(BaseModel, frozen=True, extra="forbid"):
     """Something that went wrong in a run."""
 
-    cause: Literal["error", "killed"]
-    """`error`: the code raised, a restart would raise again. `killed`: a process was ended."""
+    cause: Literal["error", "killed", "memory"]
+    """`error`: the code raised, a restart would raise again. `killed`: a process was ended.
+    `memory`: the kernel ended it for want of memory, and would again."""
     rank: int | None
     """The first rank that failed, when it is known."""
     message: str
@@ -56,7 +58,7 @@ def run_workers(
         if incident is None:
             return tuple(incidents)
         incidents.append(incident)
-        if incident.cause == "error":
+        if incident.cause != "killed":
             raise WorkersFailed(
                 f"{incident.message}. Logs of all ranks: {_log_directory(spec)}",
                 detail=spec.run_directory / f"failure-{incident.rank}.txt",
@@ -76,6 +78,7 @@ def _run_once(
         stale.unlink()
     _exit_codes(spec).unlink(missing_ok=True)
     started = time.monotonic()
+    num_oom_kills = count_oom_kills()
     last_step = 0
     logs = _log_directory(spec)
     logs.mkdir(parents=True, exist_ok=True)
@@ -98,7 +101,8 @@ def _run_once(
             _end(agent)
     if agent.returncode == 0:
         return None
-    return _explain(spec, last_step, time.monotonic() - started)
+    starved = count_oom_kills() > num_oom_kills
+    return _explain(spec, last_step, time.monotonic() - started, starved)
 
 
 def _command(spec: WorkerSpec, spec_path: Path) -> list[str]:
@@ -166,12 +170,10 @@ def _end(agent: subprocess.Popen[bytes]) -> None:
             agent.wait()
 
 
-def _explain(spec: WorkerSpec, last_step: int, seconds: float) -> Incident:
-    found = [_read_json(path) for path in spec.run_directory.glob("failure-*.json")]
-    failures = sorted(filter(None, found), key=lambda failure: float(failure["time"]))
-    own = [failure for failure in failures if not failure["peer_lost"]]
-    if own:
-        first = own[0]
+def _explain(spec: WorkerSpec, last_step: int, seconds: float, starved: bool) -> Incident:
+    """What happened. starved: the kernel has ended a process for want of memory meanwhile."""
+    first = find_cause(spec.run_directory)
+    if first is not None:
         return Incident(
             cause="error",
             rank=first["rank"],
@@ -193,6 +195,17 @@ def _explain(spec: WorkerSpec, last_step: int, seconds: float) -> Incident:
     who = "the workers ended"
     if killed:
         who = f"rank {killed[0]} was ended by {signal.Signals(-codes[killed[0]]).name}"
+    if starved and killed and codes[killed[0]] == -signal.SIGKILL:
+        peaks = _read_peak_bytes(spec.run_directory)
+        held = f"; the workers held up to {max(peaks) / 2**20:,.0f} MiB each" if peaks else ""
+        return Incident(
+            cause="memory",
+            rank=killed[0],
+            message=f"{who} after step {last_step}, because the machine ran out of memory{held}. "
+            f"What would help: {ADVICE}. {spec.after_kill}",
+            last_step=last_step,
+            seconds=seconds,
+        )
     return Incident(
         cause="killed",
         rank=killed[0] if killed else None,
@@ -200,6 +213,22 @@ def _explain(spec: WorkerSpec, last_step: int, seconds: float) -> Incident:
         last_step=last_step,
         seconds=seconds,
     )
+
+
+def find_cause(directory: Path) -> dict[str, Any] | None:
+    """What the first rank left that failed by itself, and not because it lost another one."""
+    found = [_read_json(path) for path in directory.glob("failure-*.json")]
+    failures = sorted(filter(None, found), key=lambda failure: float(failure["time"]))
+    return next((failure for failure in failures if not failure["peer_lost"]), None)
+
+
+def _read_peak_bytes(directory: Path) -> list[float]:
+    """The memory that each rank's step log says it held at most."""
+    peaks = []
+    for path in directory.glob(rank_steps_file("*")):
+        if lines := path.read_bytes().splitlines():
+            peaks.append(json.loads(lines[-1])["peak_rss_bytes"])
+    return peaks
 
 
 def _read_exit_codes(spec: WorkerSpec) -> dict[int, int]:

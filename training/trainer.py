@@ -17,11 +17,20 @@ from data.shard import Shard
 from training.checkpoint import Checkpoint, Checkpointer
 from training.checkpoint_history import StepHistory
 from training.checkpoint_random import follow_torch
+from training.config import TrainConfig
 from training.errors import CheckpointError, TrainingError
 from training.evaluate import rehearse
 from training.loader import Loader, prefetch
+from training.memory import (
+    check_memory,
+    count_local_workers,
+    count_need,
+    measure_sample_bytes,
+    read_free_bytes,
+)
 from training.optimization import build_optimizers, clip, learning_rate, take_step
 from training.parallel import build_mesh, choose_device, parallelize
+from training.profiling import StepProfiler
 from training.spec import STEPS_FILE, WEIGHTS_FILE, TrainSpec
 from training.step_log import OnStep, StepLog
 from training.timing import StepTimer
@@ -40,9 +49,13 @@ def train(spec: TrainSpec, workload: Workload, on_step: OnStep) -> None:
     sealed, shards = spec.open_shards()
     torch.manual_seed(config.seed)
     whole = workload.model(config.model)
+    sample_bytes = 0
     if dist.get_rank() == 0:
-        rehearse(workload, whole, _first_rows(sealed, shards), spec.primary)
+        rows = _first_rows(sealed, shards)
+        rehearse(workload, whole, rows, spec.primary)
+        sample_bytes = measure_sample_bytes(workload, whole, *workload.collate(rows))
     model = parallelize(workload, whole, config, mesh)
+    _check_memory(model.parts, config, sample_bytes, device)
     model.seed_after_start(config.seed)
     follow_torch()
     optimizers = build_optimizers(model.parts, config.optimizer)
@@ -69,6 +82,7 @@ def train(spec: TrainSpec, workload: Workload, on_step: OnStep) -> None:
         checkpoints,
         closing(log),
         closing(prefetch(loader.batches(progress.cursor, stop))) as batches,
+        StepProfiler(spec.run_directory, config.profile) as profiler,
     ):
         for step in range(progress.step + 1, config.steps + 1):
             rate = learning_rate(config.optimizer, step, config.steps)
@@ -86,6 +100,7 @@ def train(spec: TrainSpec, workload: Workload, on_step: OnStep) -> None:
                 with timer.phase("checkpoint"):
                     progress = Checkpoint(step, step * config.global_batch, log.last_loss)
                     checkpoints.save(progress, model.parts, optimizers, extras)
+            profiler.step()
     if dist.get_rank() == 0:
         _save_weights(model.parts[0], spec.run_directory / WEIGHTS_FILE)
     dist.barrier()
@@ -93,6 +108,18 @@ def train(spec: TrainSpec, workload: Workload, on_step: OnStep) -> None:
 
 def _first_rows(sealed: SealedShards, shards: Sequence[Shard]) -> list[dict[str, Any]]:
     return list(islice(sealed.open(shards[0]), 2))
+
+
+def _check_memory(
+    parts: Sequence[nn.Module], config: TrainConfig, sample_bytes: int, device: torch.device
+) -> None:
+    """In every rank alike: sample_bytes counts on rank 0, which measured it, and so does the least
+    of what is free."""
+    measured = torch.tensor([sample_bytes, -read_free_bytes(device)], device=device)
+    dist.all_reduce(measured, op=dist.ReduceOp.MAX)
+    sample_bytes, free_bytes = int(measured[0]), -int(measured[1])
+    sharing = 1 if device.type == "cuda" else count_local_workers()
+    check_memory(count_need(parts, config, sample_bytes), config, free_bytes, sharing)
 
 
 def _save_weights(model: nn.Module, path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import sys
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from storage.errors import ConvoyError
+from training.memory import ADVICE, is_out_of_memory, walk_causes
 from training.process import die_with_parent, read_parent
 from training.spec import TrainSpec, WorkerSpec
 from training.usercode import write_private
@@ -32,18 +34,17 @@ def run(spec: TrainSpec) -> None:
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    try:
-        detail = detail_file(spec.run_directory, dist.get_rank())
-        workload = load_workload(spec.workload, spec.root, detail)
-        if dist.get_rank() == 0:
-            with MetricLogger(spec.tracking_uri, spec.mlflow_run_id) as logger:
-                train(spec, workload, logger.log)
-        else:
-            train(spec, workload, lambda line: None)
-        # All that this rank read is in the log, or the rank fails.
-        spec.open_log().close()
-    finally:
-        dist.destroy_process_group()
+    detail = detail_file(spec.run_directory, dist.get_rank())
+    workload = load_workload(spec.workload, spec.root, detail)
+    if dist.get_rank() == 0:
+        with MetricLogger(spec.tracking_uri, spec.mlflow_run_id) as logger:
+            train(spec, workload, logger.log)
+    else:
+        train(spec, workload, lambda line: None)
+    # All that this rank read is in the log, or the rank fails.
+    spec.open_log().close()
+    # After an error the group stays: the others must not lose this rank before its word is left.
+    dist.destroy_process_group()
 
 
 def main(path: Path, kind: type[Spec], run: Callable[[Spec], None]) -> None:
@@ -53,21 +54,36 @@ def main(path: Path, kind: type[Spec], run: Callable[[Spec], None]) -> None:
     try:
         run(spec)
     except Exception as error:
-        _leave_failure(error, path.parent, int(os.environ["RANK"]))
+        leave_failure(error, path.parent, int(os.environ["RANK"]))
         raise
 
 
-def _leave_failure(error: Exception, directory: Path, rank: int) -> None:
+def leave_failure(error: Exception, directory: Path, rank: int, now: float | None = None) -> None:
     """What may be said anywhere, as JSON; beside it the traceback, which may quote a record."""
     failure = {
         "rank": rank,
-        "time": time.time(),
+        "time": time.time() if now is None else now,
         "message": str(error) if isinstance(error, ConvoyError) else _describe(error),
-        "peer_lost": any(sign in str(error) for sign in _PEER_LOST),
+        "peer_lost": _lost_a_peer(error),
     }
+    if is_out_of_memory(error):
+        failure["message"] = (
+            f"out of memory: {failure['message']}. It held {_read_peak_bytes() / 2**20:,.0f} MiB "
+            f"at most. What would help: {ADVICE}"
+        )
     (directory / f"failure-{rank}.json").write_text(json.dumps(failure))
     if not isinstance(error, ConvoyError) or error.detail is None:
         write_private(detail_file(directory, rank), traceback.format_exc())
+
+
+def _lost_a_peer(error: Exception) -> bool:
+    # Also inside the user's code: a sharded model speaks with its peers in there.
+    found = (str(one) for one in walk_causes(error) if isinstance(one, RuntimeError))
+    return any(sign in text for text in found for sign in _PEER_LOST)
+
+
+def _read_peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
 def _describe(error: Exception) -> str:
