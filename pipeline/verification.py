@@ -21,7 +21,7 @@ from pipeline.errors import ConfigError, PipelineError
 from pipeline.specs import common_fields
 from training.config import CheckpointConfig, TrainConfig
 from training.process import PARENT_VARIABLE
-from training.resume_plan import Kill, ResumeCase, ResumeFindings, ResumePlan
+from training.resume_plan import Kill, ResumeCase, ResumeFindings, ResumePlan, count_parts
 from training.spec import TrainSpec
 
 SCRATCH = workspace.STATE / "verify"
@@ -83,7 +83,8 @@ def plan_cases(
         cases.append(_case("mixed precision", config, root, mixed, shards, kills))
     other = _other_layout(plain)
     if other:
-        kills = (Kill(when="step", step=draw.randrange(every + 1, steps), rank=0),)
+        step = draw.randrange(every + 1, steps)
+        kills = (Kill(when="step", step=step, rank=_draw_rank(draw, plain)),)
         case = _case("other workers", config, root, plain, shards, kills)
         low = getattr(plain, "precision", "float32") != "float32"
         cases.append(
@@ -122,17 +123,21 @@ def _choose_shards(readable: Sequence[Shard], train: TrainConfig) -> frozenset[s
 
 def _draw_kills(draw: random.Random, train: TrainConfig, every: int) -> tuple[Kill, ...]:
     """In a step before the middle, in a save, and with accumulation inside a step after it."""
-    # Only the last stage of a pipeline computes a loss, so each rank is ready to die.
-    rank = None if train.dims.pp > 1 else draw.randrange(train.dims.world_size)
+    rank = _draw_rank(draw, train)
     middle = train.steps // 2
     kills = [
         Kill(when="step", step=draw.randrange(every + 1, middle), rank=rank),
         Kill(when="save", step=draw.randrange(middle, train.steps - 2 * every)),
     ]
-    if getattr(train, "accumulate", 1) > 1:
+    if count_parts(train) > 1:
         step = draw.randrange(train.steps - every, train.steps)
         kills.append(Kill(when="accumulation", step=step, rank=rank))
     return tuple(kills)
+
+
+def _draw_rank(draw: random.Random, train: TrainConfig) -> int | None:
+    """Who dies; null for pipelines, where only ranks with the last stage compute a loss."""
+    return None if train.dims.pp > 1 else draw.randrange(train.dims.world_size)
 
 
 def _other_layout(train: TrainConfig) -> TrainConfig | None:

@@ -28,6 +28,7 @@ from training.resume_plan import (
     ResumeFinding,
     ResumeFindings,
     ResumePlan,
+    count_parts,
 )
 from training.resume_world import last_step, run_world, seen_file, unfinished
 from training.spec import STEPS_FILE, TrainSpec
@@ -147,7 +148,7 @@ def _coverage(
     config: dict[str, Any] = case.spec.config.model_dump()
     if config.get("precision", "float32") != "float32":
         yield "mixed precision"
-    if config.get("accumulate", 1) > 1:
+    if count_parts(case.spec.config) > 1:
         yield "accumulation"
 
 

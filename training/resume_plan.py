@@ -5,8 +5,16 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from training.config import ParallelDims
+from training.config import ParallelDims, TrainConfig
 from training.spec import TrainSpec
+
+
+def count_parts(config: TrainConfig) -> int:
+    """How often a step computes a loss, in each rank that computes it."""
+    if config.dims.pp > 1:
+        microbatches: int = config.model_dump()["pipeline"]["microbatches"]
+        return microbatches
+    return int(getattr(config, "accumulate", 1))
 
 
 class Kill(BaseModel, frozen=True, extra="forbid"):

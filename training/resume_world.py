@@ -25,7 +25,7 @@ from training.checkpoint import CHECKPOINTS
 from training.checkpoint_files import MARKER, find_on_disk
 from training.errors import TrainingError
 from training.process import die_with_parent
-from training.resume_plan import Kill
+from training.resume_plan import Kill, count_parts
 from training.spec import TrainSpec
 from training.trainer import train
 from training.workload import Fields, Workload, load_workload
@@ -87,8 +87,9 @@ def _count_calls(spec: TrainSpec, kill: Kill | None, rank: int, resumed: int) ->
     """The call of loss() in which this rank kills itself."""
     if kill is None or kill.when == "save" or kill.rank not in (None, rank):
         return _NEVER
-    parts = getattr(spec.config, "accumulate", 1)
-    return (kill.step - resumed - 1) * parts + (2 if kill.when == "accumulation" else 1)
+    return (kill.step - resumed - 1) * count_parts(spec.config) + (
+        2 if kill.when == "accumulation" else 1
+    )
 
 
 def _watch(ranks: Sequence[ForkProcess], spec: TrainSpec, kill: Kill | None) -> bool:
