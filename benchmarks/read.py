@@ -161,6 +161,7 @@ def measure(task: Callable[[], int], count: int) -> float:
 
 
 def main() -> None:
+    pa.array([0]).to_numpy()  # loads pandas, which is not to be in the time of plain pyarrow
     with tempfile.TemporaryDirectory() as name:
         rows = [
             *_compare(Path(name) / "tokens", "tokens", token_blocks(DATA_BYTES)),

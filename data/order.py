@@ -115,6 +115,12 @@ class SampleOrder:
         )
 
 
+def bound_window(shard_bytes: Sequence[int], *, shards: int, num_bytes: int) -> int:
+    """How many shards a window has: at most `shards`, and no more than of the largest ones have
+    `num_bytes` together; at least one."""
+    return max(1, min(shards, num_bytes // max(shard_bytes)))
+
+
 def permute(values: Indices, size: int, keys: _Words) -> Indices:
     """Where the permutation of range(size) that the keys choose sends these values.
 

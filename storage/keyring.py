@@ -9,7 +9,7 @@ import contextlib
 import os
 import secrets
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -17,7 +17,11 @@ from typing import Protocol
 from storage.canonical import canonical_json
 from storage.errors import KeyringError
 from storage.locations import FileLocation, KmsLocation, parse_wrapping_key
-from storage.private_file import sync_directory
+from storage.private_file import (
+    create_private_file,
+    replace_private_file,
+    sync_directory,
+)
 from storage.region import Region
 
 EncryptionContext = Mapping[str, str]
@@ -111,7 +115,8 @@ class FileKeyring:
 
     def generate(self, context: EncryptionContext) -> DataKey:
         with self._explained("cannot be created"):
-            _ensure_key_file(self._path)
+            if not self._path.exists():
+                create_private_file(self._path, secrets.token_bytes(DATA_KEY_BYTES))
         plaintext = secrets.token_bytes(DATA_KEY_BYTES)
         return DataKey(plaintext, self._wrap(plaintext, context))
 
@@ -143,7 +148,8 @@ class FileKeyring:
                 self._retiring.hardlink_to(self._path)
                 sync_directory(self._path.parent)
             if self._read_key(self._retiring) == present:
-                _write_key_file(self._path, Path.replace)
+                replace_private_file(self._path, secrets.token_bytes(DATA_KEY_BYTES))
+                sync_directory(self._path.parent)
 
     def retire(self) -> None:
         """Remove the key before, when nothing is wrapped by it any more. Raises KeyringError."""
@@ -206,29 +212,6 @@ def keyring_error(region: Region, what: str, remedy: str) -> KeyringError:
     return KeyringError(
         f"regions.{region.name}.wrapping_key ({region.wrapping_key}) {what}: {remedy}"
     )
-
-
-def _ensure_key_file(path: Path) -> None:
-    """Create the key file, whole, if there is none; of two that try at once one is first."""
-    if path.exists():
-        return
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with contextlib.suppress(FileExistsError):
-        _write_key_file(path, lambda unfinished, target: target.hardlink_to(unfinished))
-
-
-def _write_key_file(path: Path, place: Callable[[Path, Path], object]) -> None:
-    """Write a fresh key, whole, and let `place` give it its name."""
-    unfinished = path.with_name(f"{path.name}~{secrets.token_hex(8)}")
-    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        os.write(descriptor, secrets.token_bytes(DATA_KEY_BYTES))
-        os.fsync(descriptor)
-        place(unfinished, path)
-    finally:
-        os.close(descriptor)
-        unfinished.unlink(missing_ok=True)
-    sync_directory(path.parent)
 
 
 def _open(key: bytes, wrapped: bytes, context: EncryptionContext) -> bytes | None:

@@ -102,6 +102,10 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid"):
     seed: NonNegativeInt = 0
     window_shards: PositiveInt = 64
     """Shards among which samples are shuffled. A worker holds up to two windows in memory."""
+    window_bytes: PositiveInt = 256 << 20
+    """Upper bound of a window in bytes of the largest shard's file, so that memory does not grow
+    with the shards' size; compressed shards take several times that when they are open. One shard
+    is always held. It is part of the order: another bound that cuts windows gives another one."""
     cache: CacheConfig | None = None
     """Keeps sealed shards on this machine's disk; null reads the store in every epoch."""
     verify: Literal["seal", "digest"] = "seal"

@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_model
 from torch import Tensor, nn
 
+from data.order import bound_window
 from data.sealed_shards import SealedShards
 from data.shard import Shard
 from training.checkpoint import Checkpoint, Checkpointer
@@ -71,7 +72,11 @@ def train(spec: TrainSpec, workload: Workload, on_step: OnStep) -> None:
         replica=model.replica,
         num_replicas=config.dims.num_replicas,
         seed=config.seed,
-        window=config.window_shards,
+        window=bound_window(
+            [shard.num_bytes for shard in shards],
+            shards=config.window_shards,
+            num_bytes=config.window_bytes,
+        ),
     )
     timer = StepTimer()
     log = StepLog(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.order import SampleOrder, permute
+from data.order import SampleOrder, bound_window, permute
 
 SIZES = [7, 1, 12, 5, 3, 9, 4, 8]
 
@@ -131,3 +131,13 @@ def test_the_number_of_workers_may_change_in_mid_epoch(workers: int, then: int) 
         cursor += batch
     assert Counter(seen[:49]) == Counter(seen[49:98]) == everything(SIZES)
     assert seen == ids(order, 0, cursor)
+
+
+@pytest.mark.parametrize(
+    ("shards", "num_bytes", "expected"),
+    [(64, 1000, 10), (64, 10_000, 64), (64, 99, 1), (3, 1000, 3), (64, 1099, 10)],
+)
+def test_a_window_is_bounded_by_its_largest_shards_bytes(
+    shards: int, num_bytes: int, expected: int
+) -> None:
+    assert bound_window([100, 7, 50], shards=shards, num_bytes=num_bytes) == expected

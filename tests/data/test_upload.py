@@ -3,7 +3,6 @@
 import re
 import shutil
 from dataclasses import dataclass
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from data.errors import DataError, ManifestError, ShardBroken
 from data.manifest import Manifest
 from data.record import Record
-from data.residency import Residency, Rule
+from data.residency import Residency
 from data.sealed_shards import SealedShards, open_region
 from data.shard import Shard, Verify
 from data.sharding import ShardConfig, write_shards
@@ -21,6 +20,8 @@ from storage.access_log import AccessEntry, AccessLog
 from storage.buffers import Buffers
 from storage.region import Region
 from storage.sealed import PART_BYTES
+from tests.residency import EU_AT_HOME
+from tests.storage.conftest import file_region
 
 SECRET = "content-of-a-record"
 
@@ -48,6 +49,10 @@ class Setting:
         return receipt, sent
 
     @property
+    def store(self) -> Path:
+        return self.path / "stores" / "eu"
+
+    @property
     def log(self) -> AccessLog:
         return AccessLog(self.path / "access.log")
 
@@ -55,7 +60,7 @@ class Setting:
         return [entry for entry in self.log.entries() if entry.action == action]
 
     def object(self, receipt: UploadReceipt, number: int) -> Path:
-        return self.path / "store" / receipt.placed[number].address
+        return self.store / receipt.placed[number].address
 
 
 @pytest.fixture
@@ -65,23 +70,9 @@ def setting(tmp_path: Path) -> Setting:
     ]
     (tmp_path / "shards").mkdir()
     shards = write_shards(records, tmp_path / "shards", ShardConfig(records_per_shard=16))
-    rule = Rule(
-        name="home",
-        jurisdictions=("EU",),
-        artifacts=("shard",),
-        regions=("eu",),
-        mechanism="home",
-        evidence="a test",
-        expires=date(2099, 1, 1),
-    )
-    region = Region(
-        name="eu",
-        jurisdiction="EU",
-        store=f"file:{tmp_path}/store",
-        wrapping_key=f"file:{tmp_path}/eu.key",
-    )
+    region = file_region(tmp_path)
     manifest = Manifest(dataset="toy", shards=shards)
-    return Setting(tmp_path, manifest, region, Residency(rules=(rule,)))
+    return Setting(tmp_path, manifest, region, EU_AT_HOME)
 
 
 def test_what_may_be_there_is_placed_and_comes_back(setting: Setting) -> None:
@@ -96,7 +87,7 @@ def test_what_may_be_there_is_placed_and_comes_back(setting: Setting) -> None:
             rows = list(sealed.open(shard))
             assert len(rows) == shard.num_records
             assert all(row["text"].startswith(SECRET) for row in rows)
-    for path in (setting.path / "store").rglob("*"):
+    for path in setting.store.rglob("*"):
         assert path.is_dir() or SECRET.encode() not in path.read_bytes()
 
 
@@ -104,12 +95,12 @@ def test_a_second_upload_puts_nothing(setting: Setting) -> None:
     first, sent = setting.upload()
     puts = len(setting.entries("put"))
     assert puts == len(sent)
-    before = {path: path.read_bytes() for path in (setting.path / "store").rglob("objects/*")}
+    before = {path: path.read_bytes() for path in setting.store.rglob("objects/*")}
     second, sent_again = setting.upload()
     assert second == first
     assert sent_again == dict.fromkeys(sent, False)
     assert len(setting.entries("put")) == puts
-    assert {p: p.read_bytes() for p in (setting.path / "store").rglob("objects/*")} == before
+    assert {p: p.read_bytes() for p in setting.store.rglob("objects/*")} == before
 
 
 def test_progress_counts_every_byte_before_the_last_shard(setting: Setting) -> None:
@@ -209,7 +200,7 @@ def test_a_file_that_changes_on_the_way_leaves_no_object(
     address = open_region(setting.manifest, setting.region, setting.log).address(
         next(shard for shard in setting.manifest.shards if shard.name == name)
     )
-    assert not (setting.path / "store" / address).exists()
+    assert not (setting.store / address).exists()
 
 
 def test_what_may_not_be_there_is_noted_as_refused(setting: Setting) -> None:
@@ -229,8 +220,8 @@ def test_a_region_that_may_hold_nothing_gets_no_key(setting: Setting) -> None:
     )
     assert receipt.placed == ()
     assert {e.jurisdiction for e in receipt.withheld} == {"EU", "CN"}
-    assert not (setting.path / "store").exists()
-    assert not (setting.path / "eu.key").exists()
+    assert not setting.store.exists()
+    assert not (setting.path / "keys" / "eu.key").exists()
 
 
 def test_the_log_holds_no_content_and_no_plaintext_digest(setting: Setting) -> None:

@@ -15,14 +15,12 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import date
 from pathlib import Path
 
 import pytest
 
 from data.errors import DataError
 from data.manifest import Manifest
-from data.residency import Residency, Rule
 from data.sealed_shards import SealedShards, open_region
 from data.shard import Shard
 from data.upload import UploadReceipt, check_placed, upload_region
@@ -32,6 +30,7 @@ from storage.errors import KeyringError, StoreRefused, StoreUnavailable
 from storage.region import Region
 from storage.sealed import open_sealed
 from storage.store import open_store
+from tests.residency import EU_AT_HOME
 from tests.servers import OpenBao, SeaweedFS, seaweedfs
 from tests.storage.conftest import file_region
 from tests.storage.fault_proxy import (
@@ -128,17 +127,8 @@ class Setting:
 
 
 def upload(path: Path, manifest: Manifest, region: Region) -> UploadReceipt:
-    rule = Rule(
-        name="home",
-        jurisdictions=("EU",),
-        artifacts=("shard",),
-        regions=("eu",),
-        mechanism="home",
-        evidence="a test",
-        expires=date(2099, 1, 1),
-    )
     log = AccessLog(path / "access.log")
-    return upload_region(manifest, path / "shards", region, Residency(rules=(rule,)), log)
+    return upload_region(manifest, path / "shards", region, EU_AT_HOME, log)
 
 
 def make_shards(path: Path, sizes: list[int]) -> Manifest:
