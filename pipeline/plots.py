@@ -84,8 +84,8 @@ def draw_stack(
         values = [[v[0], *v] if len(steps) == 1 else v for v in parts.values()]
         axes.stackplot(ends, *values, labels=list(parts), colors=_PARTS, linewidth=0)
         handles, labels = axes.get_legend_handles_labels()
-        axes.legend(  # as they lie on each other
-            handles[::-1], labels[::-1], frameon=False, loc="center left", bbox_to_anchor=(1, 0.5)
+        axes.figure.legend(
+            handles, labels, frameon=False, loc="outside lower center", ncols=2, fontsize=9
         )
         axes.set_ylim(bottom=0)
 

@@ -19,8 +19,8 @@ def write_profile(config: Config, root: Path) -> Path:
 
     Raises WorkspaceError when there was no training, or it recorded none.
     """
-    run = root / workspace.RUNS / read_train_report().fingerprint[:16]
-    page = render_profile(config.dataset, read_traces(run), run)
+    run = workspace.RUNS / read_train_report().fingerprint[:16]
+    page = render_profile(config.dataset, read_traces(root / run), run)
     path = root / workspace.PROFILE
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

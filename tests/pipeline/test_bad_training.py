@@ -54,6 +54,18 @@ class TestTrain:
         refuse("train", f"rank 0 failed: shard {broken['shard']} in region eu", "Delete the object")
         assert statuses() == ["FAILED"]
 
+    def test_a_worker_that_runs_out_of_memory_is_not_started_again(self, alone: Workspace) -> None:
+        edit(
+            MODULE,
+            "    return cross_entropy(output, target)",
+            "    loss.calls = getattr(loss, 'calls', 0) + 1\n"
+            "    if loss.calls == 4:\n        output.new_empty(1 << 50)\n"
+            "    return cross_entropy(output, target)",
+        )
+        words = "rank 0 failed: out of memory: toy_workload.loss() raised RuntimeError at toy_"
+        refuse("train", words, "It held ", "a smaller train.global_batch")
+        assert statuses() == ["FAILED"]
+
     @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small disk, which root alone may")
     def test_a_disk_that_fills_at_a_checkpoint(self, alone: Workspace) -> None:
         """So full that a worker cannot leave a word either; test_trainer goes on after it."""
