@@ -6,9 +6,9 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 unexport PYTHONDONTWRITEBYTECODE
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-BENCHMARKS := imports flow write read memory scale transfer audit_log step loader checkpoint
+BENCHMARKS := imports flow write read memory scale transfer audit_log step loader checkpoint scaling communication
 
-.PHONY: help run up test lint repro bench tamper clean
+.PHONY: help run up test lint repro bench parity tamper clean
 
 help: ## Show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -33,6 +33,9 @@ lint: .venv/dev.done ## ruff, ruff format, mypy --strict
 
 bench: .venv/bench.done ## Run all benchmarks, see docs/benchmarks.md
 	for name in $(BENCHMARKS); do python -m benchmarks.$$name || exit 1; done
+
+parity: .venv/dev.done ## Compare every way to distribute with one process, see docs/parity.md
+	python -m tests.parity
 
 tamper: .venv/dev.done ## Damage what is stored in 100,000 random ways: all must be refused
 	python -m tests.tamper
