@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -172,6 +173,7 @@ class WatchedWorkload(Workload):
         self._seen = seen
         self._calls_left = loss_calls
         self._without_dropout = without_dropout
+        self._has_begun = False
 
     def model(self, params: Mapping[str, Any]) -> nn.Module:
         model = super().model(params)
@@ -182,14 +184,16 @@ class WatchedWorkload(Workload):
         return model
 
     def collate(self, records: Sequence[Fields]) -> tuple[Tensor, Tensor]:
-        if torch.is_grad_enabled():  # and not in the rehearsal before the first step
+        # What the training's own thread asks for is a rehearsal, before the first step.
+        if threading.current_thread() is not threading.main_thread():
+            self._has_begun = True
             digests = [digest_record(record) for record in records]
             with self._seen.open("a") as file:
                 file.write(json.dumps(digests) + "\n")
         return super().collate(records)
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        if torch.is_grad_enabled():
+        if self._has_begun and torch.is_grad_enabled():
             self._calls_left -= 1
             if self._calls_left == 0:
                 self._die()
