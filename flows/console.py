@@ -21,6 +21,12 @@ _LINE_SECONDS = 5.0
 console = Console(stderr=True)
 
 
+def say(what: str) -> None:
+    """Tell who waits at a terminal what is going on; a log needs no such line."""
+    if console.is_terminal:
+        console.print(f"[dim]{what} ...")
+
+
 @contextlib.contextmanager
 def show_progress() -> Iterator[None]:
     """Bars on a terminal; one line every five seconds and at each stage's end elsewhere."""

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from prefect import flow, get_run_logger
-from prefect.runtime import deployment, flow_run
+from prefect.context import FlowRunContext
+from prefect.runtime import flow_run
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from pipeline.config import Config
@@ -51,7 +52,7 @@ def train(
             it. None: residency.on_restricted.
         force: Run every stage, up to date or not.
     """
-    if deployment.id:
+    if _is_deployed():
         # A runner that is killed cannot end its runs.
         die_with_parent(signal.SIGTERM, os.getppid())
     root = Path(workspace).resolve()
@@ -94,6 +95,12 @@ def _run_stages(config: Config, root: Path, force: bool) -> tuple[str, ...]:
     finally:
         publish_stages(rows)
     return tuple(ran)
+
+
+def _is_deployed() -> bool:
+    # prefect.runtime.deployment would ask the API.
+    context = FlowRunContext.get()
+    return bool(context and context.flow_run and context.flow_run.deployment_id)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,5 @@
 """All sections of params.yaml together; each section belongs to the package that uses it."""
 
-import difflib
 import json
 import os
 from collections import Counter
@@ -267,6 +266,8 @@ def _explain(error: ValidationError, file: ParamsFile) -> str:
 
 def _suggest(loc: tuple[Any, ...]) -> str:
     """The keys that could have been meant, from the model that refused this one."""
+    import difflib
+
     section = tuple("*" if isinstance(part, int) else part for part in loc[:-1])
     if section[:1] == ("regions",):
         section = ("regions", "*", *section[2:])

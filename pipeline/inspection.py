@@ -1,5 +1,7 @@
 """What is in a raw input file, before anybody decides what to make of it."""
 
+import math
+import re
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -10,14 +12,20 @@ from typing import Any, Literal
 from data.sources import Row, SourceError, find_format, is_empty, number, read_rows, text
 from data.sources import jurisdiction as name_jurisdiction
 
-Kind = Literal["number", "category", "text", "serial", "bytes", "empty"]
+Kind = Literal["number", "category", "text", "identifier", "serial", "bytes", "empty"]
 """serial: whole numbers that only count the records, each one more than the one before.
-category: texts of which there are few. bytes: neither text nor number."""
+category: texts of which there are few. identifier: another text in every record, all about as long,
+without a space and with a digit. bytes: neither text nor number."""
 
 MAX_CATEGORIES = 100
 MAX_JURISDICTIONS = 250
 _LIKELY_NAMES = ("jurisdiction", "country", "nation", "territory", "region", "state", "market")
 _MAX_CATEGORY_LENGTH = 40
+_MIN_IDENTIFIERS = 20
+"""Fewer records may differ by chance."""
+_MAX_IDENTIFIER_SPREAD = 4
+"""Characters between the shortest and the longest: from `c1` to `c99999`."""
+_IDENTIFIER = re.compile(r"(?=.*\d)\S+")
 
 
 @dataclass(frozen=True)
@@ -92,9 +100,12 @@ def inspect_source(source: Path) -> SourceSummary:
 class _Column:
     num_given: int = 0
     num_letters: int = 0
+    shortest: float = math.inf
+    longest: int = 0
     is_text: bool = True
     is_number: bool = True
     is_serial: bool = True
+    is_identifier: bool = True
     previous: float | None = None
     counts: Counter[str] | None = field(default_factory=Counter)
     """None once there are more than MAX_JURISDICTIONS."""
@@ -126,8 +137,12 @@ class _Column:
             self.is_text, self.counts = False, None
             return
         self.num_letters += len(words)
+        self.shortest, self.longest = min(self.shortest, len(words)), max(self.longest, len(words))
+        self.is_identifier = self.is_identifier and _IDENTIFIER.fullmatch(words) is not None
         if self.counts is not None:
             self.counts[words] += 1
+            # Whether a value comes twice is looked at among as many as are kept.
+            self.is_identifier = self.is_identifier and self.counts[words] == 1
             if len(self.counts) > MAX_JURISDICTIONS:
                 self.counts = None
 
@@ -139,6 +154,9 @@ class _Column:
             return "serial" if self.is_serial and self.num_given > 2 else "number"
         if not self.is_text:
             return "bytes"
+        alike = self.longest - self.shortest <= _MAX_IDENTIFIER_SPREAD
+        if self.is_identifier and alike and self.num_given >= _MIN_IDENTIFIERS:
+            return "identifier"
         short = self.num_letters <= _MAX_CATEGORY_LENGTH * self.num_given
         few = self.counts is not None and len(self.counts) <= MAX_CATEGORIES
         repeated = self.counts is not None and 2 * len(self.counts) <= self.num_given

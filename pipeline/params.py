@@ -1,5 +1,6 @@
 """Changes values in params.yaml, comments and order kept: the file stays the truth of a run."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ from pipeline.errors import ConfigError
 def set_params(path: Path, changes: Mapping[str, Any]) -> Config:
     """Write dotted names such as `train.steps` and give the new config.
 
-    The file is replaced only when the result is valid. Raises ConfigError otherwise.
+    The file is replaced only when the result is valid. Raises ConfigError otherwise, which names
+    the changes instead of a line: they are in no file.
     """
     Config.load(path)
     text = path.read_text(encoding="utf-8")
@@ -33,7 +35,9 @@ def set_params(path: Path, changes: Mapping[str, Any]) -> Config:
         config = Config.load(pending)
         pending.rename(path)
     except ConfigError as error:
-        raise ConfigError(str(error).replace(str(pending), str(path))) from None
+        changed = ", ".join(f"{name} = {_write(value)}" for name, value in changes.items())
+        told = re.sub(rf"{re.escape(str(pending))}(:\d+)?", f"{path}", str(error))
+        raise ConfigError(f"with {changed}, which was not written: {told}") from None
     finally:
         pending.unlink(missing_ok=True)
     return config

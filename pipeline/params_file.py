@@ -3,11 +3,12 @@
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import yaml
+from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import ConfigError
+
+if TYPE_CHECKING:
+    import yaml
 
 Loc = tuple[Any, ...]
 """Keys and list indices, from the top of the file down to a value."""
@@ -48,6 +49,8 @@ def read_params_file(path: Path) -> ParamsFile:
     """Read the file. Raises ConfigError, with the line, for what is not YAML, for a key that is
     there twice, and for values that YAML can say and JSON, DVC or a digest cannot.
     """
+    import yaml
+
     text = _read_text(path)
     try:
         content = yaml.load(text, Loader=yaml.CSafeLoader)
@@ -105,10 +108,12 @@ def _refuse(file: ParamsFile, value: Any, loc: Loc) -> None:
 
 def _find_lines(text: str) -> tuple[dict[Loc, int], list[Loc]]:
     """The line of every key and list item, and the keys that are there twice."""
+    import yaml
+
     lines: dict[Loc, int] = {}
     repeated: list[Loc] = []
 
-    def walk(node: yaml.Node, loc: Loc) -> None:
+    def walk(node: "yaml.Node", loc: Loc) -> None:
         if isinstance(node, yaml.MappingNode):
             for key, value in node.value:
                 place = (*loc, key.value)

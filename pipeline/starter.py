@@ -27,6 +27,7 @@ _UNUSED = {
     "serial": "only counts the records",
     "bytes": "is neither text nor number",
     "empty": "is empty in every record",
+    "identifier": "is an identifier, another in every record",
 }
 
 
@@ -145,7 +146,7 @@ def _choose_fields(
         return tuple(field.name for field in usable if field.kind in kinds)
 
     if target is None:
-        texts = of("text") or of("category")
+        texts = of("text") or of("category") or of("identifier")
         if not texts:
             raise SourceError(
                 f"{summary.path} has no field of text to model: name the field to predict by "
@@ -153,6 +154,8 @@ def _choose_fields(
             )
         return {"numbers": (), "categories": (), "texts": texts}
     chosen = {"numbers": of("number"), "categories": of("category"), "texts": of("text")}
+    if not any(chosen.values()):
+        chosen["texts"] = of("identifier")
     if not any(chosen.values()):
         raise SourceError(f"{summary.path}: no other field to tell '{target}' from")
     return chosen
@@ -259,7 +262,7 @@ def _tell(
     if elsewhere:
         sentences[2] += f"; the other {elsewhere} stay in their own regions and are not used"
     for field in summary.fields:
-        if field.kind in _UNUSED:
+        if field.kind in _UNUSED and field.name not in used:
             sentences.append(f"field '{field.name}' {_UNUSED[field.kind]}, and is not used")
     folded: dict[str, str] = {}
     for place in places:

@@ -1,6 +1,5 @@
 """Processes that never outlive who started them."""
 
-import ctypes
 import os
 import signal
 
@@ -17,6 +16,8 @@ def die_with_parent(death_signal: signal.Signals, parent: int) -> None:
     `parent` is the process that started this one: it may be gone before this is called, and then
     the signal comes at once.
     """
+    import ctypes
+
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")

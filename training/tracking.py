@@ -2,7 +2,6 @@
 
 import contextlib
 import queue
-import sqlite3
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -57,6 +56,8 @@ def check_tracking(tracking_uri: str) -> None:
 
     Any answer of a server will do, a refusal of rights included.
     """
+    import sqlite3
+
     import requests
 
     try:

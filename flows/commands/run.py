@@ -6,7 +6,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from flows.console import show_progress
+from flows.console import say, show_progress
 from flows.services import await_healthy, free_port, running
 from flows.summary import summarize
 from pipeline.config import Config
@@ -29,6 +29,7 @@ def main(options: argparse.Namespace) -> int:
         else:
             Config.load()
         check_repository(root, require_clean=False)
+        say("looking which stages are up to date")
         # To do nothing takes no Prefect.
         stale = options.force or any(find_stale(root, name) for name in STAGES)
     snapshot = (
@@ -48,6 +49,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _run_flow(force: bool) -> Snapshot:
+    say("starting Prefect")
     # Prefect's own lines go to its API; the terminal gets ours.
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     if not os.environ.get("PREFECT_API_URL"):

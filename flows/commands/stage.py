@@ -1,6 +1,7 @@
 """`convoy stage NAME`: one stage, as dvc.yaml calls it."""
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -8,15 +9,34 @@ from flows.console import show_progress
 from flows.summary import summarize
 from pipeline.config import Config
 from pipeline.stages import STAGES
-from pipeline.workspace import lock_workspace
+from pipeline.workspace import ARTIFACTS, lock_workspace
+from storage.errors import ConvoyError
 
 
 def main(options: argparse.Namespace) -> int:
     config = Config.load()
-    with lock_workspace(Path.cwd(), f"stage {options.name}"), show_progress():
-        result = STAGES[options.name](config)
+    try:
+        with lock_workspace(Path.cwd(), f"stage {options.name}"), show_progress():
+            result = STAGES[options.name](config)
+    except ConvoyError as error:
+        if os.environ.get("DVC_STAGE") == options.name:
+            _tell_removed(options.name, error)
+        raise
     if options.json:
         print(result.model_dump_json(indent=2))
     else:
         print(summarize(result), file=sys.stdout)
     return 0
+
+
+def _tell_removed(name: str, error: ConvoyError) -> None:
+    """DVC removes a stage's outputs before it runs the stage, other callers do not."""
+    output = ARTIFACTS / name
+    if output.exists():
+        return
+    back = f"dvc checkout {output}" if name == "train" else f"git checkout -- {output}"
+    error.add_note(
+        f"{output} is not there now: `dvc repro` removes what a stage wrote before it runs it. "
+        "Mend the cause and run `dvc repro` again, or take back what the last good run left by "
+        f"`{back}`. Registered models are not touched"
+    )

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from flows.commands.serve import read_schedule
+from flows.console import say
 from flows.environment import announce_services
 from flows.services import Service, await_healthy, check_alive, free_port, running
 from pipeline.config import Config
@@ -62,10 +63,14 @@ def _serve_all(root: Path, config: Config, preferred_prefect: int, preferred_mlf
             f"Prefect  {urls['prefect']}\nMLflow   {urls['mlflow']}\nCtrl-C stops all of it.",
             flush=True,
         )
-        while True:
-            for service in (prefect, mlflow, served):
-                check_alive(service)
-            time.sleep(_POLL_SECONDS)
+        try:
+            while True:
+                for service in (prefect, mlflow, served):
+                    check_alive(service)
+                time.sleep(_POLL_SECONDS)
+        finally:
+            # A run that is going on first tells both servers how it ended.
+            say("stopping the deployment, MLflow and Prefect")
 
 
 def _prefect_command(port: int) -> list[str]:

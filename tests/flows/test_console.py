@@ -36,6 +36,15 @@ def test_a_log_gets_plain_lines_and_not_every_step(
     )
 
 
+def test_what_goes_on_is_said_at_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for is_terminal, said in ((True, "starting Prefect ...\n"), (False, "")):
+        file = io.StringIO()
+        fake = Console(file=file, force_terminal=is_terminal, color_system=None)
+        monkeypatch.setattr(console, "console", fake)
+        console.say("starting Prefect")
+        assert file.getvalue() == said
+
+
 def test_a_terminal_gets_a_bar_for_each_stage(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -51,6 +51,15 @@ class TestCommand:
         assert "train.stps: unknown key; did you mean 'steps'?" in output
         assert "Traceback" not in output
 
+    def test_under_dvc_it_says_what_dvc_removed(self, work: Workspace) -> None:
+        shutil.rmtree(workspace.TRAINED, ignore_errors=True)
+        work.set("train.global_batch", 1 << 20)
+        output = work.run("convoy", "stage", "train", expect=1, DVC_STAGE="train")
+        assert "error: params.yaml: train.global_batch" in output
+        assert "note: artifacts/train is not there now: `dvc repro` removes" in output
+        assert "`dvc checkout artifacts/train`" in output
+        assert "note:" not in work.run("convoy", "stage", "train", expect=1)
+
     def test_two_at_once(self, work: Workspace) -> None:
         before = contents()
         with workspace.lock_workspace(work.path, "flow run brave-otter"):

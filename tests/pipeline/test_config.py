@@ -173,6 +173,18 @@ def test_an_invalid_change_writes_nothing(
     assert [p.name for p in tmp_path.iterdir()] == ["params.yaml"]
 
 
+def test_an_invalid_change_is_named_instead_of_a_line(tmp_path: Path) -> None:
+    """The line would be one of a text that is in no file."""
+    path = tmp_path / "params.yaml"
+    path.write_text(TEXT)
+    with pytest.raises(ConfigError) as refused:
+        set_params(path, {"train.model.width": 8, "train.stps": 5})
+    assert str(refused.value) == (
+        f"with train.model.width = 8, train.stps = 5, which was not written: {path}: train.stps: "
+        "unknown key; did you mean 'steps'?"
+    )
+
+
 def test_a_change_on_the_command_line() -> None:
     assert parse_change("train.steps=50") == ("train.steps", 50)
     assert parse_change("a=[1, x]") == ("a", [1, "x"])

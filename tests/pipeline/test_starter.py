@@ -267,6 +267,43 @@ def test_a_file_is_summarised_without_its_values(tmp_path: Path) -> None:
     assert summary.find("age", "--target").num_empty == 18
 
 
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (lambda i: f"c{i}", "identifier"),
+        (lambda i: f"{i * 7919:08x}-{i:04x}", "identifier"),
+        (lambda i: f"{i * 7919} {i:04}", "text"),  # more than a word
+        (lambda i: f"c{i % 100}", "text"),  # comes twice
+        (lambda i: "C1" * (i + 1), "text"),  # of any length, as the formula of a molecule is
+        (lambda i: "ab"[i % 2] + "cd"[i // 2 % 2] + "ef"[i // 4 % 2] + chr(192 + i), "text"),
+    ],
+)
+def test_a_text_that_only_tells_records_apart(
+    tmp_path: Path, value: Callable[[int], str], kind: str
+) -> None:
+    rows = [{"key": value(i), "country": "EU"} for i in range(160)]
+    summary = inspect_source(write(tmp_path / "keys.csv", rows))
+    assert summary.find("key", "--target").kind == kind
+
+
+def test_identifiers_are_no_feature_unless_nothing_else_is_there(tmp_path: Path) -> None:
+    rows = [
+        {"key": f"user-{i:04}", "country": "EU", "age": i * 7 % 50, "rich": "ny"[i % 2]}
+        for i in range(160)
+    ]
+    said = "field 'key' is an identifier, another in every record, and is not used"
+    created = create(
+        write(tmp_path / "a.csv", rows), "a", jurisdiction_field="country", target="rich"
+    )
+    assert said in created.found
+    alone = [{name: row[name] for name in ("key", "country", "rich")} for row in rows]
+    created = create(
+        write(tmp_path / "b.csv", alone), "b", jurisdiction_field="country", target="rich"
+    )
+    assert said not in created.found
+    assert any(sentence.endswith("'rich' is, from key") for sentence in created.found)
+
+
 HEADER = "country,word,amount\n"
 GOOD = "EU,river,1\n" * 30
 
