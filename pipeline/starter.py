@@ -86,6 +86,7 @@ def create_workspace(
     found = _tell(summary, fields, places, site, shape["what"])
     context = {
         "name": name,
+        "model_name": name.replace("_", "-"),
         "file_name": source.name,
         "source": _point_to(source, parent),
         "found": found,

@@ -71,6 +71,9 @@ def find_stale(root: Path, stage: str) -> list[str]:
     """Why DVC would run the stage; empty when it is up to date."""
     with open_repository(root) as repo:
         status: dict[str, Any] = repo.status(targets=[stage])
+        # Of a stage that it never noted DVC says that all it reads was modified.
+        if status and not any(out.hash_info for out in repo.stage.load_one(name=stage).outs):
+            return ["not run before"]
     reasons: list[str] = []
     for changes in status.values():
         for change in changes:

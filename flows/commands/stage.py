@@ -9,7 +9,7 @@ from flows.console import show_progress
 from flows.summary import summarize
 from pipeline.config import Config
 from pipeline.stages import STAGES
-from pipeline.workspace import ARTIFACTS, lock_workspace
+from pipeline.workspace import ARTIFACTS, DATASETS, lock_workspace
 from storage.errors import ConvoyError
 
 
@@ -20,7 +20,7 @@ def main(options: argparse.Namespace) -> int:
             result = STAGES[options.name](config)
     except ConvoyError as error:
         if os.environ.get("DVC_STAGE") == options.name:
-            _tell_removed(options.name, error)
+            _tell_removed(options.name, config, error)
         raise
     if options.json:
         print(result.model_dump_json(indent=2))
@@ -29,12 +29,13 @@ def main(options: argparse.Namespace) -> int:
     return 0
 
 
-def _tell_removed(name: str, error: ConvoyError) -> None:
+def _tell_removed(name: str, config: Config, error: ConvoyError) -> None:
     """DVC removes a stage's outputs before it runs the stage, other callers do not."""
-    output = ARTIFACTS / name
+    output = DATASETS / config.dataset if name == "ingest" else ARTIFACTS / name
     if output.exists():
         return
-    back = f"dvc checkout {output}" if name == "train" else f"git checkout -- {output}"
+    # DVC keeps the large ones, git the small ones.
+    back = f"{'dvc checkout' if name in ('ingest', 'train') else 'git checkout --'} {output}"
     error.add_note(
         f"{output} is not there now: `dvc repro` removes what a stage wrote before it runs it. "
         "Mend the cause and run `dvc repro` again, or take back what the last good run left by "

@@ -22,6 +22,7 @@ from pipeline.config import Config
 from pipeline.inspection import inspect_source
 from pipeline.params import set_params
 from pipeline.starter import Created, create_workspace
+from pipeline.versioning import find_stale
 from storage.errors import ConvoyError
 
 BIN = Path(sys.executable).parent
@@ -284,6 +285,15 @@ def test_a_text_that_only_tells_records_apart(
     rows = [{"key": value(i), "country": "EU"} for i in range(160)]
     summary = inspect_source(write(tmp_path / "keys.csv", rows))
     assert summary.find("key", "--target").kind == kind
+
+
+def test_its_readme_names_the_model_and_nothing_has_run(tmp_path: Path) -> None:
+    created = create(
+        write(tmp_path / "a.csv", people()), "my_data", jurisdiction_field="country", target="rich"
+    )
+    name = yaml.safe_load((created.path / "params.yaml").read_text())["register"]["model_name"]
+    assert f"models:/{name}@champion" in (created.path / "README.md").read_text()
+    assert find_stale(created.path, "ingest") == ["not run before"]
 
 
 def test_identifiers_are_no_feature_unless_nothing_else_is_there(tmp_path: Path) -> None:
