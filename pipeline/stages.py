@@ -199,6 +199,8 @@ def train(config: Config) -> TrainReport:
         log_made(config, "checkpoint", run.fingerprint, readable, log)
         log_made(config, "metrics", run.mlflow_run_id, readable, log)
         spec = train_spec(config, root, run)
+        num_workers = config.train.dims.world_size
+        report("train", 0, config.train.steps, "steps", f"starting {num_workers} workers")
         incidents = run_workers(spec, lambda line: _report_step(line, config.train.steps))
         lines = [json.loads(x) for x in (run.directory / STEPS_FILE).read_text().splitlines()]
         result = TrainReport(
