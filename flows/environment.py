@@ -29,6 +29,8 @@ _DEFAULTS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_CLI_PROMPT": "false",
     "PREFECT_RUNNER_POLL_FREQUENCY": "2",  # seconds until a click in the UI starts a run
+    # Looking for them reads the metadata of every installed package, in every process.
+    "PYDANTIC_DISABLE_PLUGINS": "__all__",
     "DO_NOT_TRACK": "1",
     "DVC_NO_ANALYTICS": "1",
     "MLFLOW_DISABLE_TELEMETRY": "true",
