@@ -58,6 +58,8 @@ def _measure(directory: Path) -> list[Row]:
         in_both.save(Checkpoint(2 * number + 1, 0), [model], [optimizer])
         steps["during"] += [_time(step) for _ in range(10)]
         in_both.close()
+    for place in ("disk", "both"):
+        AccessLog(directory / place / "log.jsonl").close()
     # The first ones plan, and touch their memory for the first time.
     medians = {name: statistics.median(values[1:]) for name, values in times.items()}
     idle, during = (statistics.median(steps[name][10:]) for name in ("idle", "during"))

@@ -6,7 +6,9 @@ what; staging copies a rank's part into one buffer, which is all that a training
 """
 
 import io
+import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,6 +99,10 @@ class Stager:
         self._signature: object = None
         self._plan = SavePlan([])
         self._buffer = torch.empty(0, dtype=torch.uint8)
+        # One core copies half as fast as two, and copying lets go of the interpreter's lock.
+        workers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        num_cores = len(os.sched_getaffinity(0)) // workers
+        self._pool = ThreadPoolExecutor(min(max(num_cores, 1), 4), thread_name_prefix="staging")
         self.metadata: Metadata | None = None
         """On rank 0, without the places."""
 
@@ -150,12 +156,19 @@ class Stager:
         on_device = any(tensor.device.type != "cpu" for _, tensor in tensors)
         if len(self._buffer) < num_bytes:
             self._buffer = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=on_device)
-        for start, tensor in tensors:
-            if tensor.nbytes:
-                target = self._buffer[start : start + tensor.nbytes].view(tensor.dtype)
-                target.view(tensor.shape).copy_(tensor, non_blocking=on_device)
+
+        def copy(place: tuple[int, Tensor]) -> None:
+            start, tensor = place
+            target = self._buffer[start : start + tensor.nbytes].view(tensor.dtype)
+            target.view(tensor.shape).copy_(tensor, non_blocking=on_device)
+
+        filled = [place for place in tensors if place[1].nbytes]
         if on_device:
+            for place in filled:
+                copy(place)
             torch.accelerator.synchronize()
+        else:
+            list(self._pool.map(copy, filled))
 
 
 def add_places(metadata: Metadata, places: Mapping[MetadataIndex, Place]) -> Metadata:
