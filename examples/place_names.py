@@ -29,6 +29,7 @@ from examples.scripts import own_name
 if TYPE_CHECKING:  # torch loads where it is needed, so that sharding does not pay for it
     import torch
     from torch import Tensor, nn
+    from torch.distributed.tensor.parallel import ParallelStyle
 
     from examples.gpt import GPT
 
@@ -154,6 +155,20 @@ def model(
     return GPT(256, max_length, width, num_heads, num_layers)
 
 
+def tp_plan(model: "GPT", degree: int, **options: bool) -> "dict[str, ParallelStyle]":
+    """See the GPT's; sequence_parallel and loss_parallel are its options."""
+    from examples import gpt
+
+    return gpt.tp_plan(model, degree, **options)
+
+
+def pp_split(model: "GPT", num_stages: int) -> "list[nn.Module]":
+    """See the GPT's."""
+    from examples import gpt
+
+    return gpt.pp_split(model, num_stages)
+
+
 def collate(records: Sequence[Mapping[str, Any]]) -> "tuple[Tensor, Tensor]":
     """Lines, padded at the end, and for each byte the one that follows it.
 
@@ -189,6 +204,7 @@ def metrics(output: "Tensor", target: "Tensor") -> dict[str, tuple[float, float]
 def _nats(output: "Tensor", target: "Tensor") -> "Tensor":
     import torch.nn.functional as F
 
+    output = output[:, : target.shape[1]]  # longer, where a split model pads
     return F.cross_entropy(
         output.flatten(0, 1), target.flatten(), ignore_index=_IGNORED, reduction="sum"
     )

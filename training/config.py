@@ -1,6 +1,6 @@
 """How to train: degrees, steps, batch, optimiser, seed, checkpoints. Loads no torch."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
 from pydantic import (
     BaseModel,
@@ -43,11 +43,31 @@ class ParallelDims(BaseModel, frozen=True, extra="forbid"):
         """Parts that a global batch is cut into."""
         return self.dp_replicate * self.dp_shard
 
+
+Schedule = Literal[
+    "gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv_zero_bubble"
+]
+
+
+class PipelineConfig(BaseModel, frozen=True, extra="forbid"):
+    """How microbatches go through the stages when `dims.pp` is more than 1."""
+
+    schedule: Schedule = "1f1b"
+    microbatches: PositiveInt = 4
+    """Equal parts that a replica's batch is cut into; more of them leave stages less idle."""
+    stages_per_worker: PositiveInt = 1
+    """Stages that each worker holds: 1 for gpipe and 1f1b, 2 or more for the interleaved schedules,
+    2 for zbv_zero_bubble."""
+
     @model_validator(mode="after")
-    def _only_replicas_yet(self) -> "ParallelDims":
-        for name in ("dp_shard", "tp", "pp"):
-            if getattr(self, name) != 1:
-                raise ValueError(f"{name} must be 1: this release trains with dp_replicate alone")
+    def _stages_fit_schedule(self) -> "PipelineConfig":
+        single, two = self.schedule in ("gpipe", "1f1b"), self.schedule == "zbv_zero_bubble"
+        held = self.stages_per_worker
+        if (single and held != 1) or (two and held != 2) or (not single and held < 2):
+            wanted = "1" if single else "2" if two else "2 or more"
+            raise ValueError(
+                f"stages_per_worker {held} does not fit schedule {self.schedule}: take {wanted}"
+            )
         return self
 
 
@@ -96,9 +116,27 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid"):
     region: str
     """The site: it reads its own region's store with its own region's key, and no other."""
     dims: ParallelDims = ParallelDims()
+    sequence_parallel: bool = False
+    """With `dims.tp`: what lies between the split layers is split too, along the sequence."""
+    loss_parallel: bool = False
+    """With `dims.tp`: the loss is computed on logits that stay split along the vocabulary."""
+    pipeline: PipelineConfig = PipelineConfig()
+    activation_checkpointing: Literal["none", "full"] = "none"
+    """full: of each layer only the input is kept, and the rest computed again when needed."""
+    compile: bool = False
+    """Compile each layer by torch.compile."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """What layers compute in; parameters, their averages and the loss stay float32."""
     steps: PositiveInt
     global_batch: PositiveInt
     """Samples in one step, over all workers."""
+    accumulate: PositiveInt = 1
+    """Parts that a replica's batch goes through the model in, one after another, to save memory."""
+    on_nonfinite: Literal["stop", "skip", "roll_back"] = "stop"
+    """When loss or gradient is not finite. skip: that batch changes nothing. roll_back: take the
+    last checkpoint's parameters and go on with the next batch."""
+    max_nonfinite: PositiveInt = 10
+    """Batches that may be skipped or rolled back in one run before it stops."""
     seed: NonNegativeInt = 0
     window_shards: PositiveInt = 64
     """Shards among which samples are shuffled. A worker holds up to two windows in memory."""
@@ -124,16 +162,68 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid"):
 
     @model_validator(mode="after")
     def _batch_divides(self) -> "TrainConfig":
-        # The loader could cut it unevenly, but DDP's mean over replicas would weigh some samples
-        # more than others.
+        # The loader could cut it unevenly, but the mean over replicas would weigh some samples more
+        # than others.
         replicas = self.dims.num_replicas
         if self.global_batch % replicas:
-            below = self.global_batch // replicas * replicas
+            _refuse_batch(self.global_batch, replicas, f"the {replicas} replicas in dims")
+        if self.accumulate > self.global_batch // replicas:
             raise ValueError(
-                f"global_batch {self.global_batch} must be a multiple of the {replicas} replicas "
-                f"in dims: take {f'{below} or ' if below else ''}{below + replicas}"
+                f"accumulate {self.accumulate} is more than the {self.global_batch // replicas} "
+                "samples of a replica's batch: lower it, or raise global_batch"
             )
         return self
+
+    @model_validator(mode="after")
+    def _stages_are_fed(self) -> "TrainConfig":
+        stages, parts = self.dims.pp, self.pipeline.microbatches
+        if stages == 1:
+            return self
+        if self.accumulate > 1:
+            raise ValueError(
+                f"accumulate {self.accumulate} with dims.pp {stages}: a pipeline accumulates over "
+                "pipeline.microbatches already: raise those and leave accumulate out"
+            )
+        replicas = self.dims.num_replicas
+        if self.global_batch % (replicas * parts):
+            # Stages exchange tensors of one shape, and the mean of unequal parts would be another.
+            whose = f"{replicas} replicas x {parts} pipeline.microbatches"
+            _refuse_batch(self.global_batch, replicas * parts, whose)
+        if self.pipeline.schedule == "1f1b" and parts < stages:
+            raise ValueError(
+                f"pipeline.microbatches {parts} is less than the {stages} stages of dims.pp, which "
+                "schedule 1f1b needs: raise it, or take schedule gpipe"
+            )
+        rounds = max(1, parts // stages)
+        if self.pipeline.schedule.startswith("interleaved") and parts % rounds:
+            raise ValueError(
+                f"pipeline.microbatches {parts} must be a multiple of dims.pp {stages} (or fewer "
+                f"than twice as many) for schedule {self.pipeline.schedule}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _settings_go_together(self) -> "TrainConfig":
+        for name in ("sequence_parallel", "loss_parallel"):
+            if getattr(self, name) and self.dims.tp == 1:
+                raise ValueError(
+                    f"{name} splits work among the workers of dims.tp, which is 1: raise dims.tp, "
+                    f"or leave {name} out"
+                )
+        if self.compile and self.dims.pp > 1 and "zero_bubble" in self.pipeline.schedule:
+            raise ValueError(
+                f"compile with pipeline.schedule {self.pipeline.schedule}: it takes a backward "
+                "pass apart, which a compiled one does not allow: leave compile out, or take 1f1b"
+            )
+        return self
+
+
+def _refuse_batch(global_batch: int, divisor: int, whose: str) -> NoReturn:
+    below = global_batch // divisor * divisor
+    raise ValueError(
+        f"global_batch {global_batch} must be a multiple of {whose}: take "
+        f"{f'{below} or ' if below else ''}{below + divisor}"
+    )
 
 
 class EvaluateConfig(BaseModel, frozen=True, extra="forbid"):

@@ -21,17 +21,17 @@ def build_optimizers(parts: Iterable[nn.Module], config: OptimizerConfig) -> tup
 
 
 def _build_optimizer(part: nn.Module, config: OptimizerConfig) -> Optimizer:
+    groups: defaultdict[Any, list[nn.Parameter]] = defaultdict(list)
+    for parameter in sorted(part.parameters(), key=lambda p: p.ndim < 2):
+        groups[parameter.ndim < 2, _layout(parameter)].append(parameter)
     # Biases and gains are not decayed: the habit of the field since BERT.
-    decayed = [p for p in part.parameters() if p.ndim >= 2]
-    other = [p for p in part.parameters() if p.ndim < 2]
-    groups: list[dict[str, Any]] = [
-        {"params": decayed, "weight_decay": config.weight_decay},
-        {"params": other, "weight_decay": 0.0},
+    groups_of_torch = [
+        {"params": alike, "weight_decay": 0.0 if is_vector else config.weight_decay}
+        for (is_vector, _), alike in groups.items()
     ]
-    groups = [group for group in groups if group["params"]]
     if config.name == "sgd":
-        return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum)
-    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, fused=True)
+        return torch.optim.SGD(groups_of_torch, lr=config.lr, momentum=config.momentum)
+    return torch.optim.AdamW(groups_of_torch, lr=config.lr, betas=config.betas, fused=True)
 
 
 def learning_rate(config: OptimizerConfig, step: int, num_steps: int) -> float:
@@ -60,29 +60,28 @@ def clip(
 
     limit: null measures alone. stages: the ranks that hold the other parts of the model.
     """
-    parameters = [p for part in parts for p in part.parameters()]
-    norm = _measure_norm([p.grad for p in parameters if p.grad is not None])
+    layouts: defaultdict[Any, list[nn.Parameter]] = defaultdict(list)
+    for part in parts:
+        for parameter in part.parameters():
+            if parameter.grad is not None:
+                layouts[_layout(parameter)].append(parameter)
+    norms = [_measure_norm(alike) for alike in layouts.values()]
+    norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
     if stages is not None:
         squared = norm.square()
         dist.all_reduce(squared, group=stages)
         norm = squared.sqrt()
     if limit is not None:
-        clip_grads_with_norm_(parameters, limit, norm)
+        for alike in layouts.values():
+            clip_grads_with_norm_(alike, limit, norm)
     return norm
 
 
-def _measure_norm(gradients: Iterable[Tensor]) -> Tensor:
-    # torch stacks the norms of a list, which DTensors of unlike layouts do not allow.
-    layouts: defaultdict[Any, list[Tensor]] = defaultdict(list)
-    for gradient in gradients:
-        layout = None
-        if isinstance(gradient, DTensor):
-            layout = (gradient.device_mesh, gradient.placements)
-        layouts[layout].append(gradient)
-    norms = [_measure_alike(alike) for alike in layouts.values()]
-    return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
-
-
-def _measure_alike(gradients: list[Tensor]) -> Tensor:
-    norm = get_total_norm(gradients)
+def _measure_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
+    norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
+def _layout(tensor: Tensor) -> Any:
+    """One call of torch's takes tensors of one layout."""
+    return (tensor.device_mesh, tensor.placements) if isinstance(tensor, DTensor) else None

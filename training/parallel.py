@@ -1,15 +1,25 @@
-"""Degrees of parallelism applied to a workload's model."""
+"""Degrees of parallelism applied to a workload's model, in one fixed order."""
 
+import os
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor.parallel import loss_parallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 from training.config import ParallelDims, TrainConfig
 from training.errors import TrainingError
+from training.passes import WholeModel, checkpoint_activations, compute_loss
+from training.pipelining import Pipeline, place_stages
+from training.plans import find_layers, keep, read_plan, read_stages
 from training.timing import StepTimer
 from training.workload import Workload
 
@@ -18,8 +28,13 @@ AXES = ("pp", "dp_replicate", "dp_shard", "tp")
 
 
 def choose_device() -> torch.device:
-    """This rank's GPU where there is one, else the CPU."""
-    return torch.device("cpu")
+    """A GPU of its own for each worker on this machine where there are so many, else the CPU."""
+    num_local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    if torch.cuda.device_count() < num_local:
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+    torch.cuda.set_device(device)
+    return device
 
 
 def build_mesh(dims: ParallelDims, device: torch.device) -> DeviceMesh:
@@ -30,7 +45,10 @@ def build_mesh(dims: ParallelDims, device: torch.device) -> DeviceMesh:
             f"{dist.get_world_size()}: let `convoy` start them, or mend the degrees"
         )
     sizes = tuple(getattr(dims, axis) for axis in AXES)
-    return init_device_mesh(device.type, sizes, mesh_dim_names=AXES)
+    mesh = init_device_mesh(device.type, sizes, mesh_dim_names=AXES)
+    if dims.dp_shard > 1 and dims.tp > 1:
+        mesh["dp_shard", "tp"]._flatten()  # so that a norm over both is one sum, in one order
+    return mesh
 
 
 @dataclass(frozen=True)
@@ -41,9 +59,12 @@ class ParallelModel:
     """One, or with pipeline stages one for each stage of this rank. Parameter names are those of
     the undivided model."""
     mesh: DeviceMesh
-    workload: Workload
-    forward: nn.Module
-    """The part as it is called: with what averages gradients around it."""
+    forward_backward: Callable[[Tensor, Tensor, StepTimer], Tensor]
+    """Of a replica's batch, in each of its ranks: adds the gradient, gives the mean loss.
+
+    Where the loss is not finite, the gradient is made so too: when the ranks have averaged it, all
+    of them know, without a word more between them.
+    """
 
     @property
     def replica(self) -> int:
@@ -52,7 +73,7 @@ class ParallelModel:
 
     @property
     def stages(self) -> dist.ProcessGroup | None:
-        """The ranks that hold the other stages of this model."""
+        """The ranks that hold the other stages of this replica."""
         return None if self.mesh["pp"].size() == 1 else self.mesh["pp"].get_group()
 
     def seed_after_start(self, seed: int) -> None:
@@ -62,19 +83,6 @@ class ParallelModel:
         num_streams = num_replicas * self.mesh["pp"].size()
         torch.manual_seed(seed * num_streams + self._rank("pp") * num_replicas + self.replica)
 
-    def forward_backward(self, inputs: Tensor, target: Tensor, timer: StepTimer) -> Tensor:
-        """Add a batch's gradient; the mean loss over this rank's samples.
-
-        Where the loss is not finite, the gradient is made so too: when replicas have averaged it,
-        all of them know, without a word more between them.
-        """
-        with timer.phase("forward"):
-            loss = self.workload.loss(self.forward(inputs), target)
-        with timer.phase("backward"):
-            timer.watch_backward(loss)
-            loss.backward(1 + 0 * loss.detach())  # type: ignore[no-untyped-call]
-        return loss.detach()
-
     def _rank(self, axis: str) -> int:
         return self.mesh[axis].get_local_rank()
 
@@ -82,5 +90,67 @@ class ParallelModel:
 def parallelize(
     workload: Workload, model: nn.Module, config: TrainConfig, mesh: DeviceMesh
 ) -> ParallelModel:
-    """Spread a model over the mesh. Every rank gives the same model, whole."""
-    return ParallelModel((model,), mesh, workload, DistributedDataParallel(model))
+    """Spread a model over the mesh: stages, then in each of them tensor parallelism, activation
+    checkpointing, compilation, and last what shards it or averages its gradient.
+
+    Every rank gives the same model, whole. Raises WorkloadError for what its plans do not allow.
+    """
+    dims, device = config.dims, torch.device(mesh.device_type)
+    plan = read_plan(workload, model, config)
+    stages = read_stages(workload, model, config)
+    held = place_stages(config.pipeline, dims.pp)[mesh["pp"].get_local_rank()]
+    parts = tuple(stages[number].to(device) for number in held)
+    forwards = []
+    for part in parts:
+        layers = find_layers(part)
+        if plan:
+            parallelize_module(part, mesh["tp"], keep(plan, part), src_data_rank=None)
+        if config.activation_checkpointing == "full":
+            checkpoint_activations(workload, layers)
+        if config.compile:
+            for layer in layers or (part,):
+                layer.compile()
+        forwards.append(_average_gradients(part, layers, config, mesh))
+    loss = partial(compute_loss, workload)
+    around = loss_parallel if config.loss_parallel else nullcontext
+    if dims.pp > 1:
+        group = mesh["pp"].get_group()
+        through = Pipeline(forwards, group, device, config.pipeline, loss, around)
+        return ParallelModel(parts, mesh, through)
+    return ParallelModel(parts, mesh, WholeModel(forwards[0], config.accumulate, loss, around))
+
+
+def _average_gradients(
+    part: nn.Module, layers: Iterable[nn.Module], config: TrainConfig, mesh: DeviceMesh
+) -> nn.Module:
+    """The part as it is called, so that replicas get the mean of their gradients; or sharded."""
+    dims, is_low = config.dims, config.precision == "bfloat16"
+    policy = (
+        MixedPrecisionPolicy(torch.bfloat16, torch.float32) if is_low else MixedPrecisionPolicy()
+    )
+    if dims.tp > 1:
+        part.register_forward_hook(_own_output)
+    if dims.dp_shard > 1:
+        axes = ("dp_replicate", "dp_shard") if dims.dp_replicate > 1 else ("dp_shard",)
+        # The microbatches of a pipeline come soon after each other; and a schedule that takes
+        # backward passes apart would not find the gradients of layers that were sharded between.
+        keeps_whole = dims.pp > 1
+        for module in (*layers, part):
+            fully_shard(
+                module, mesh=mesh[axes], mp_policy=policy, reshard_after_forward=not keeps_whole
+            )
+        return part
+    if dims.dp_replicate > 1 and dims.world_size > dims.dp_replicate:
+        # DDP does not know of split layers, nor of pipeline schedules; the older of torch's two
+        # composable replicate() gives wrong numbers for split layers, and says nothing.
+        for module in (*layers, part):
+            replicate(module, mesh=mesh["dp_replicate"], mp_policy=policy)
+        return part
+    if is_low:
+        part.forward = torch.autocast(mesh.device_type, torch.bfloat16)(part.forward)
+    return DistributedDataParallel(part) if dims.dp_replicate > 1 else part
+
+
+def _own_output(part: nn.Module, inputs: object, output: Tensor) -> Tensor:
+    # A view would lose what FSDP hangs on it when a loss changes it in place.
+    return output.clone() if output._is_view() else output

@@ -15,6 +15,7 @@ from training.usercode import UserCode
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+    from torch.distributed.tensor.parallel import ParallelStyle
 
 Fields = Mapping[str, Any]
 Sums = dict[str, tuple[float, float]]
@@ -31,7 +32,8 @@ class Workload:
 
     records(source), model(**params), collate(records), loss(output, target) are required;
     ingest(destination, **params), metrics(output, target), baselines(train),
-    predict(model, rows) and example are optional.
+    predict(model, rows), example, and for models that are split
+    tp_plan(model, degree, **options) and pp_split(model, num_stages) are optional.
     """
 
     def __init__(self, module: ModuleType, detail: Path) -> None:
@@ -113,6 +115,47 @@ class Workload:
         if not isinstance(scorers, dict):
             raise self._wrong("baselines()", scorers, "return a scorer for each name, as a dict")
         return {name: self._as_scorer(name, scorer) for name, scorer in scorers.items()}
+
+    def tp_plan(
+        self, model: "nn.Module", degree: int, options: Mapping[str, bool]
+    ) -> "dict[str, ParallelStyle]":
+        """The user's way of splitting each layer: a style of torch for each submodule's name.
+
+        Raises WorkloadError in the function's own words when it says ValueError: it sees a model
+        and no record.
+        """
+        from torch.distributed.tensor.parallel import ParallelStyle
+
+        remedy = "return a ParallelStyle of torch for each submodule's name, as a dict"
+        plan = self._split("tp_plan", model, degree, options)
+        if not isinstance(plan, dict) or not plan:
+            raise self._wrong("tp_plan()", plan, remedy)
+        for style in plan.values():
+            if not isinstance(style, ParallelStyle):
+                raise self._wrong("tp_plan()", style, remedy)
+        return plan
+
+    def pp_split(self, model: "nn.Module", num_stages: int) -> "list[nn.Module]":
+        """The user's stages of a model, the first to the last. Raises as tp_plan() does."""
+        from torch import nn
+
+        remedy = f"return {num_stages} modules, the stages from the first to the last, as a list"
+        stages = self._split("pp_split", model, num_stages, {})
+        if not isinstance(stages, list) or len(stages) != num_stages:
+            raise self._wrong("pp_split()", stages, remedy)
+        for stage in stages:
+            if not isinstance(stage, nn.Module):
+                raise self._wrong("pp_split()", stage, remedy)
+        return stages
+
+    def _split(
+        self, function: str, model: "nn.Module", degree: int, options: Mapping[str, bool]
+    ) -> Any:
+        with self._code.running(f"{function}()"):
+            try:
+                return getattr(self.module, function)(model, degree, **options)
+            except ValueError as error:
+                raise WorkloadError(f"{self.module.__name__}.{function}(): {error}") from error
 
     def predict(self, model: "nn.Module", rows: list[dict[str, Any]]) -> list[Any]:
         """The user's answers to rows, or the model's raw output."""
