@@ -31,7 +31,6 @@ class Attention(nn.Module):
         super().__init__()
         if width % num_heads:
             raise ValueError(f"width ({width}) must be a multiple of num_heads ({num_heads})")
-        self.num_heads = num_heads
         self.head_dim = width // num_heads
         self.wq = nn.Linear(width, width, bias=False)
         self.wk = nn.Linear(width, width, bias=False)
@@ -96,6 +95,7 @@ class GPT(nn.Module):
     ) -> None:
         super().__init__()
         self.max_length = max_length
+        self.num_heads = num_heads
         self.length_multiple = 1
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(max_length, width)
@@ -161,9 +161,8 @@ def tp_plan(
     )
 
     first, *_ = model.layers
-    num_heads = model.layers[first].attention.num_heads
-    if num_heads % degree:
-        raise ValueError(f"tp {degree} does not divide the {num_heads} heads of num_heads")
+    if model.num_heads % degree:
+        raise ValueError(f"tp {degree} does not divide num_heads {model.num_heads}")
     if sequence_parallel and model.max_length % degree:
         raise ValueError(f"tp {degree} does not divide max_length {model.max_length}")
     between = Shard(1) if sequence_parallel else Replicate()

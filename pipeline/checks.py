@@ -19,6 +19,7 @@ from storage.errors import ClaimRefuted
 from storage.keyring import check_keyring
 from storage.region import Region
 from storage.store import check_store, open_store
+from training.plans import check_plans
 from training.tracking import check_tracking, is_on_this_machine
 from training.workload import Workload, check_params, load_workload
 
@@ -29,7 +30,9 @@ _MAX_LISTED = 250
 def check_before_run(config: Config, root: Path) -> None:
     """Repository, workload, MLflow, stores and keys, before a flow runs its first stage."""
     check_repository(root, require_clean=config.registration.require_clean_git)
-    check_ingest(config, open_workload(config, root))
+    workload = open_workload(config, root)
+    check_ingest(config, workload)
+    check_plans(workload, config.train)
     log_refusals(config, lambda: config.tracking_region)
     check_tracking(config.tracking_uri)
     log = AccessLog(root / workspace.ACCESS_LOG, policy_digest=config.residency.digest)

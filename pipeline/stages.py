@@ -41,6 +41,7 @@ from pipeline.specs import evaluation_spec, train_spec
 from pipeline.versioning import check_repository
 from storage.access_log import AccessEntry
 from training.evaluate import Metrics
+from training.plans import check_plans
 from training.registry import ModelVersion
 from training.spec import STEPS_FILE, WEIGHTS_FILE, rank_steps_file
 from training.supervisor import Incident, run_workers
@@ -188,7 +189,7 @@ def train(config: Config) -> TrainReport:
     root = Path.cwd()
     if config.registration.require_clean_git:
         check_repository(root, require_clean=True)
-    open_workload(config, root)
+    check_plans(open_workload(config, root), config.train)
     manifest = read_current_manifest(config)
     receipt = read_receipt(workspace.RECEIPTS / f"{config.site.name}.json", manifest)
     readable, excluded = log_refusals(config, lambda: check_site(config, manifest))

@@ -97,7 +97,7 @@ def checkpoint_activations(workload: Workload, layers: Iterable[nn.Module]) -> N
     num_layers = 0
     for layer in layers:
         # Around the function and not the module, whose parameters would get other names.
-        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)  # type: ignore[method-assign]
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
         num_layers += 1
     if not num_layers:
         raise WorkloadError(

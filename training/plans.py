@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from training.config import TrainConfig
 from training.errors import WorkloadError
-from training.workload import Workload, check_params
+from training.workload import Fields, Workload, check_params
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -92,6 +92,33 @@ def read_stages(
                 f"where each would go its own way: keep them in one, or set {_FIELD}.pp: 1"
             )
     return stages
+
+
+def rehearse_stages(
+    workload: Workload, model: "nn.Module", rows: Sequence[Fields], config: TrainConfig
+) -> None:
+    """Pass a few records through the stages one after another, and through the undivided model.
+
+    Raises WorkloadError when they give different answers: training would be of another model.
+    """
+    import torch
+
+    if config.dims.pp == 1:
+        return
+    model.eval()
+    with torch.inference_mode():
+        inputs, _ = workload.collate(rows)
+        expected = workload.forward(model, inputs)
+        given = inputs
+        for stage in read_stages(workload, model, config):
+            given = workload.forward(stage.eval(), given)
+            stage.train()
+    model.train()
+    if given.shape != expected.shape or not torch.allclose(given, expected, rtol=1e-4, atol=1e-5):
+        raise WorkloadError(
+            f"{_where(workload, 'pp_split')}: the stages one after another give another answer "
+            "than the undivided model: mend what a stage does with what the one before it gave"
+        )
 
 
 def keep(plan: "Mapping[str, ParallelStyle]", part: "nn.Module") -> "dict[str, ParallelStyle]":

@@ -3,23 +3,17 @@
 from collections.abc import Sequence
 from contextlib import closing
 from itertools import islice
-from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError
-from safetensors.torch import save_model
 from torch import Tensor, nn
 
 from data.order import bound_window
-from data.sealed_shards import SealedShards
-from data.shard import Shard
 from training.checkpoint import Checkpoint, Checkpointer
 from training.checkpoint_history import StepHistory
 from training.checkpoint_random import follow_torch
 from training.config import TrainConfig
-from training.errors import CheckpointError, TrainingError
+from training.errors import TrainingError
 from training.evaluate import rehearse
 from training.loader import Loader, prefetch
 from training.memory import (
@@ -31,10 +25,12 @@ from training.memory import (
 )
 from training.optimization import build_optimizers, clip, learning_rate, take_step
 from training.parallel import build_mesh, choose_device, parallelize
+from training.plans import rehearse_stages
 from training.profiling import StepProfiler
 from training.spec import STEPS_FILE, WEIGHTS_FILE, TrainSpec
 from training.step_log import OnStep, StepLog
 from training.timing import StepTimer
+from training.weights import save_weights
 from training.workload import Workload
 
 
@@ -52,8 +48,9 @@ def train(spec: TrainSpec, workload: Workload, on_step: OnStep) -> None:
     whole = workload.model(config.model)
     sample_bytes = 0
     if dist.get_rank() == 0:
-        rows = _first_rows(sealed, shards)
+        rows = list(islice(sealed.open(shards[0]), 2))
         rehearse(workload, whole, rows, spec.primary)
+        rehearse_stages(workload, whole, rows, config)
         sample_bytes = measure_sample_bytes(workload, whole, *workload.collate(rows))
     model = parallelize(workload, whole, config, mesh)
     _check_memory(model.parts, config, sample_bytes, device)
@@ -106,13 +103,8 @@ def train(spec: TrainSpec, workload: Workload, on_step: OnStep) -> None:
                     progress = Checkpoint(step, step * config.global_batch, log.last_loss)
                     checkpoints.save(progress, model.parts, optimizers, extras)
             profiler.step()
-    if dist.get_rank() == 0:
-        _save_weights(model.parts[0], spec.run_directory / WEIGHTS_FILE)
+    save_weights(model, workload, config, spec.run_directory / WEIGHTS_FILE)
     dist.barrier()
-
-
-def _first_rows(sealed: SealedShards, shards: Sequence[Shard]) -> list[dict[str, Any]]:
-    return list(islice(sealed.open(shards[0]), 2))
 
 
 def _check_memory(
@@ -125,16 +117,6 @@ def _check_memory(
     sample_bytes, free_bytes = int(measured[0]), -int(measured[1])
     sharing = 1 if device.type == "cuda" else count_local_workers()
     check_memory(count_need(parts, config, sample_bytes), config, free_bytes, sharing)
-
-
-def _save_weights(model: nn.Module, path: Path) -> None:
-    try:
-        save_model(model, str(path))
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(
-            f"{path} could not be written ({error}); the last checkpoint is whole: make room or "
-            "mend the disk and run `convoy stage train`, which goes on from it"
-        ) from error
 
 
 def check_finite(step: int, loss: Tensor, grad_norm: Tensor) -> None:

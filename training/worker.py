@@ -28,12 +28,14 @@ def run(spec: TrainSpec) -> None:
     import torch
     import torch.distributed as dist
 
+    from training.parallel import choose_device
     from training.tracking import MetricLogger
     from training.trainer import train
     from training.workload import load_workload
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    # What is not a tensor of the model is exchanged on the CPU also where GPUs train.
+    dist.init_process_group("gloo" if choose_device().type == "cpu" else "cpu:gloo,cuda:nccl")
     detail = detail_file(spec.run_directory, dist.get_rank())
     workload = load_workload(spec.workload, spec.root, detail)
     if dist.get_rank() == 0:

@@ -85,13 +85,10 @@ def _gather(parts: Any, gradient: bool) -> dict[str, Any]:
 
 
 def make_places(count: int, step: int) -> list[dict[str, Any]]:
-    """The longest name comes once in each quarter of the rows and is of the step's length."""
-    return [
-        {
-            "country": _COUNTRIES[number % 4],
-            "name": chr(97 + (number * 7 + step) % 26)
-            * (4 + step if number % 4 == 0 else 1 + number % 4),
-            "own_name": "",
-        }
-        for number in range(count)
-    ]
+    """The longest name, of the step's length, comes once in every four rows."""
+    rows = []
+    for number in range(count):
+        length = 4 + step if number % 4 == 0 else 1 + number % 4
+        name = chr(97 + (number * 7 + step) % 26) * length
+        rows.append({"country": _COUNTRIES[number % 4], "name": name, "own_name": ""})
+    return rows
