@@ -23,11 +23,11 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks.table import Row, publish
 from training.checkpoint_policy import Timetable
 from training.config import OptimizerConfig, ParallelDims, TrainConfig
+from training.nonfinite import check_finite
 from training.optimization import build_optimizers, clip, learning_rate, take_step
 from training.parallel import build_mesh, parallelize
 from training.step_log import StepLog
 from training.timing import StepTimer
-from training.trainer import check_finite
 from training.workload import Workload, load_workload
 
 Steps = Callable[[int], None]

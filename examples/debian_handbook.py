@@ -29,6 +29,9 @@ from examples.place_names import jurisdiction_of
 
 if TYPE_CHECKING:  # torch loads where it is needed, so that sharding does not pay for it
     from torch import Tensor, nn
+    from torch.distributed.tensor.parallel import ParallelStyle
+
+    from examples.gpt import GPT
 
 Scorer = Callable[[Iterable[Mapping[str, Any]]], dict[str, tuple[float, float]]]
 
@@ -127,6 +130,20 @@ def model(*, width: int = 64, num_heads: int = 4, num_layers: int = 3) -> "nn.Mo
     from examples.gpt import GPT
 
     return GPT(256, BLOCK_BYTES, width, num_heads, num_layers)
+
+
+def tp_plan(model: "GPT", degree: int, **options: bool) -> "dict[str, ParallelStyle]":
+    """See the GPT's; sequence_parallel and loss_parallel are its options."""
+    from examples import gpt
+
+    return gpt.tp_plan(model, degree, **options)
+
+
+def pp_split(model: "GPT", num_stages: int) -> "list[nn.Module]":
+    """See the GPT's."""
+    from examples import gpt
+
+    return gpt.pp_split(model, num_stages)
 
 
 def collate(records: Sequence[Mapping[str, Any]]) -> "tuple[Tensor, Tensor]":

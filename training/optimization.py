@@ -43,12 +43,17 @@ def learning_rate(config: OptimizerConfig, step: int, num_steps: int) -> float:
     return config.lr * (ratio + (1 - ratio) * 0.5 * (1 + math.cos(math.pi * done)))
 
 
-def take_step(optimizers: Iterable[Optimizer], rate: float) -> None:
+def take_step(optimizers: Sequence[Optimizer], rate: float) -> None:
     """Change the parameters by their gradients, at this learning rate, and forget the gradients."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = rate
         optimizer.step()
+    forget_gradients(optimizers)
+
+
+def forget_gradients(optimizers: Iterable[Optimizer]) -> None:
+    for optimizer in optimizers:
         optimizer.zero_grad(set_to_none=True)
 
 

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 from training.config import ParallelDims, TrainConfig
-from training.errors import TrainingError
+from training.errors import TrainingError, WorkloadError
 from training.passes import WholeModel, checkpoint_activations, compute_loss
 from training.pipelining import Pipeline, place_stages
 from training.plans import find_layers, keep, read_plan, read_stages
@@ -82,6 +83,38 @@ class ParallelModel:
         num_replicas = self.mesh["dp_replicate"].size() * self.mesh["dp_shard"].size()
         num_streams = num_replicas * self.mesh["pp"].size()
         torch.manual_seed(seed * num_streams + self._rank("pp") * num_replicas + self.replica)
+
+    def check_unsplit(self) -> None:
+        """Raise WorkloadError when the tensor-parallel ranks of this replica have unlike gradients
+        of a parameter that they hold alike: each has seen a part of the sequence alone, and
+        nothing would sum them. Called by every rank, with a gradient.
+        """
+        axis = self.mesh["tp"]
+        if axis.size() == 1:
+            return
+        norms = {
+            name: _local(parameter.grad).float().norm()
+            for part in self.parts
+            for name, parameter in part.named_parameters()
+            if parameter.grad is not None and not _is_on(parameter, "tp")
+        }
+        if not norms:
+            return
+        low = torch.stack(list(norms.values()))
+        high = low.clone()
+        dist.all_reduce(low, dist.ReduceOp.MIN, axis.get_group())
+        dist.all_reduce(high, dist.ReduceOp.MAX, axis.get_group())
+        unlike = [
+            name
+            for name, is_unlike in zip(norms, high - low > 1e-3 * high, strict=True)
+            if is_unlike
+        ]
+        if unlike:
+            raise WorkloadError(
+                f"tp_plan() leaves out {', '.join(unlike)}, which the ranks of dims.tp hold alike, "
+                "and whose gradients differ between them: name these modules in the plan (norms as "
+                "SequenceParallel), or set params.yaml: train.sequence_parallel: false"
+            )
 
     def _rank(self, axis: str) -> int:
         return self.mesh[axis].get_local_rank()
@@ -154,3 +187,11 @@ def _average_gradients(
 def _own_output(part: nn.Module, inputs: object, output: Tensor) -> Tensor:
     # A view would lose what FSDP hangs on it when a loss changes it in place.
     return output.clone() if output._is_view() else output
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _is_on(tensor: Tensor, axis: str) -> bool:
+    return isinstance(tensor, DTensor) and axis in (tensor.device_mesh.mesh_dim_names or ())

@@ -18,6 +18,8 @@ from training.config import TrainConfig
 SPEC_FILE = "spec.json"
 STEPS_FILE = "steps.jsonl"
 """The step log of a run, of all ranks."""
+NONFINITE_FILE = "nonfinite.jsonl"
+"""Batches that were left out because their loss or gradient was no number."""
 WEIGHTS_FILE = "model.safetensors"
 EXIT_CODES_VARIABLE = "CONVOY_EXIT_CODES"
 """Environment variable that tells the agent where to leave the ranks' exit codes."""

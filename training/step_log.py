@@ -73,7 +73,10 @@ class StepLog:
             self._num_targets += target.numel()
 
     def write(self, step: int, lr: float, grad_norm: Tensor, global_batch: int) -> None:
-        """Mean over ranks and over the steps since the last line. Called by every rank."""
+        """Mean over ranks and over the steps since the last line, if there were any. Called by
+        every rank."""
+        if not self._num_steps:
+            return
         num_steps, num_targets = self._num_steps, self._num_targets
         split = [seconds / num_steps for seconds in self._timer.take().values()]
         loss = self._loss_sum.item() / num_steps

@@ -6,14 +6,13 @@ from itertools import islice
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from data.order import bound_window
 from training.checkpoint import Checkpoint, Checkpointer
 from training.checkpoint_history import StepHistory
 from training.checkpoint_random import follow_torch
 from training.config import TrainConfig
-from training.errors import TrainingError
 from training.evaluate import rehearse
 from training.loader import Loader, prefetch
 from training.memory import (
@@ -23,7 +22,14 @@ from training.memory import (
     measure_sample_bytes,
     read_free_bytes,
 )
-from training.optimization import build_optimizers, clip, learning_rate, take_step
+from training.nonfinite import NonfiniteGuard
+from training.optimization import (
+    build_optimizers,
+    clip,
+    forget_gradients,
+    learning_rate,
+    take_step,
+)
 from training.parallel import build_mesh, choose_device, parallelize
 from training.plans import rehearse_stages
 from training.profiling import StepProfiler
@@ -79,6 +85,13 @@ def train(spec: TrainSpec, workload: Workload, on_step: OnStep) -> None:
     log = StepLog(
         spec.run_directory, progress.step, timer, on_step, device, config.dims.num_replicas
     )
+
+    def roll_back() -> int | None:
+        forget_gradients(optimizers)
+        restored = checkpoints.load(model.parts, optimizers, extras)
+        return restored.step if restored else None
+
+    guard = NonfiniteGuard(config, spec.run_directory, loader.order, shards, roll_back)
     stop = config.steps * config.global_batch
     with (
         checkpoints,
@@ -86,16 +99,20 @@ def train(spec: TrainSpec, workload: Workload, on_step: OnStep) -> None:
         closing(prefetch(loader.batches(progress.cursor, stop))) as batches,
         StepProfiler(spec.run_directory, config.profile) as profiler,
     ):
-        for step in range(progress.step + 1, config.steps + 1):
+        for step in range(first := progress.step + 1, config.steps + 1):
             rate = learning_rate(config.optimizer, step, config.steps)
             with timer.phase("data_wait"):
                 inputs, target = next(batches)
             loss = model.forward_backward(inputs.to(device), target.to(device), timer)
+            if step == first:
+                model.check_unsplit()
             with timer.phase("optimizer"):
                 grad_norm = clip(model.parts, config.optimizer.grad_clip, model.stages)
-                check_finite(step, loss, grad_norm)
-                take_step(optimizers, rate)
-            log.add(loss, target)
+                if guard.allows(step, loss, grad_norm):
+                    take_step(optimizers, rate)
+                    log.add(loss, target)
+                else:
+                    forget_gradients(optimizers)
             if step % config.log_every_steps == 0 or step == config.steps:
                 log.write(step, rate, grad_norm, config.global_batch)
             if checkpoints.due(step):
@@ -117,14 +134,3 @@ def _check_memory(
     sample_bytes, free_bytes = int(measured[0]), -int(measured[1])
     sharing = 1 if device.type == "cuda" else count_local_workers()
     check_memory(count_need(parts, config, sample_bytes), config, free_bytes, sharing)
-
-
-def check_finite(step: int, loss: Tensor, grad_norm: Tensor) -> None:
-    """Raise TrainingError unless loss and gradient are numbers."""
-    if torch.isfinite(loss) and torch.isfinite(grad_norm):
-        return
-    raise TrainingError(
-        f"step {step}: the workload's loss() gave {loss.item()}, and the gradient's norm is "
-        f"{grad_norm.item()}; both must be finite. Lower train.optimizer.lr if it grew without "
-        "bound"
-    )

@@ -62,6 +62,7 @@ def take_steps(config: TrainConfig) -> Steps:
         rows = make_places(config.global_batch, step)
         inputs, target = workload.collate(rows[model.replica * size : (model.replica + 1) * size])
         loss = model.forward_backward(inputs, target, StepTimer())
+        model.check_unsplit()
         dist.all_reduce(loss)
         steps.losses.append(loss.item() / dist.get_world_size())
         steps.norms.append(clip(model.parts, config.optimizer.grad_clip, model.stages).item())

@@ -8,6 +8,7 @@ import pytest
 
 from tests.training.parallel_steps import Steps, configure, take_steps
 from tests.training.ranks import run_ranks
+from training.errors import WorkloadError
 
 INTERLEAVED = {"schedule": "interleaved_1f1b", "stages_per_worker": 2}
 ZERO_BUBBLE = {"schedule": "zbv_zero_bubble", "stages_per_worker": 2}
@@ -70,3 +71,39 @@ def test_equals_one_process(alone: Steps, name: str) -> None:
         assert rank.norms == ranks[0].norms  # bitwise: what is decided by them is agreed
     assert furthest(ranks, alone.gradients, "gradients") < 2e-6
     assert furthest(ranks, alone.parameters, "parameters") < 2e-7
+
+
+def _forget_norms() -> str:
+    """Splits sequences, and leaves the norms of the layers out of the plan."""
+    from torch.distributed.tensor.parallel import SequenceParallel
+
+    from examples import gpt
+
+    whole_plan = gpt.tp_plan
+
+    def forgetful(*arguments: Any, **options: bool) -> dict[str, Any]:
+        plan = whole_plan(*arguments, **options)
+        own = NormOfPart()
+        return {
+            name: own if isinstance(style, SequenceParallel) and "layers" in name else style
+            for name, style in plan.items()
+        }
+
+    class NormOfPart(SequenceParallel):
+        def _apply(self, module: Any, device_mesh: Any) -> Any:
+            """Leave the module as it is: its output is a part of the sequence, and plain."""
+            return module
+
+    gpt.tp_plan = forgetful
+    config = configure(dims=dims(tp=2), sequence_parallel=True)
+    try:
+        take_steps(config)
+    except WorkloadError as error:
+        return str(error)
+    return "nothing"
+
+
+def test_a_norm_that_the_plan_forgets_is_found_at_the_first_step() -> None:
+    said = run_ranks(2, _forget_norms)
+    assert "tp_plan() leaves out layers.0.attention_norm.weight" in said[0]
+    assert said[0] == said[1]

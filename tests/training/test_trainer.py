@@ -1,7 +1,9 @@
 """The loop, in a process group of one: its schedule, what it refuses, and that it refuses early."""
 
 import json
+import math
 import os
+import re
 import subprocess
 import threading
 import traceback
@@ -10,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from data.manifest import read_manifest
 from pipeline import workspace
 from pipeline.config import Config
 from storage.errors import ConvoyError
@@ -17,7 +20,7 @@ from tests.pipeline.conftest import edit
 from tests.workspaces import Workspace
 from training.config import OptimizerConfig, TrainConfig
 from training.errors import CheckpointError, TrainingError, WorkloadError
-from training.spec import STEPS_FILE, WEIGHTS_FILE, TrainSpec
+from training.spec import NONFINITE_FILE, STEPS_FILE, WEIGHTS_FILE, TrainSpec
 from training.workload import load_workload
 
 MODULE = Path("toy_workload.py")
@@ -188,18 +191,60 @@ class TestTrain:
         words = "toy_workload.loss() gave a tensor of shape (2, 2): return a tensor of one number"
         refused(work, WorkloadError, words)
 
+    def spoil(self, *steps: int) -> None:
+        """Make the loss no number at these steps, and no others."""
+        text = MODULE.read_text()
+        old = re.search(r"    spoiled = .*", text)
+        if old is None:
+            edit(
+                MODULE,
+                "    return cross_entropy(output, target)",
+                "    loss.calls = getattr(loss, 'calls', -1) + 1  # the first is the rehearsal's\n"
+                f"    spoiled = {steps}\n"
+                "    bad = float('nan') if loss.calls in spoiled else 1\n"
+                "    return cross_entropy(output, target) * bad",
+            )
+        else:
+            edit(MODULE, old.group(), f"    spoiled = {steps}")
+
     def test_a_loss_that_grows_without_bound_names_its_step(self, work: Workspace) -> None:
-        edit(
-            MODULE,
-            "    return cross_entropy(output, target)",
-            "    loss.calls = getattr(loss, 'calls', 0) + 1\n"
-            "    return cross_entropy(output, target) * (float('nan') if loss.calls == 13 else 1)",
-        )
-        # The first call is of the rehearsal.
-        refused(work, TrainingError, "step 12: ", "gave nan", "Lower train.optimizer.lr")
+        self.spoil(12)
+        batch = "global positions 352 to 383, epoch 0"
+        refused(work, TrainingError, "step 12: ", "gave nan", "Lower train.optimizer.lr", batch)
         assert not [thread for thread in threading.enumerate() if thread.name == "loader"]
         [commit] = Path("run").glob("*/*/committed.json")
         assert commit.parent.name.startswith("step-00000010-")
+
+    def test_a_batch_is_left_out(self, work: Workspace) -> None:
+        whole = run(work)
+        Path("run").rename("whole")
+        self.spoil(12, 13)
+        lines = run(work, on_nonfinite="skip")
+        assert [line["step"] for line in lines] == [5, 10, 15, 20, 25, 30]
+        assert [line["loss"] for line in lines[:2]] == [line["loss"] for line in whole[:2]]
+        assert all(math.isfinite(line["loss"]) for line in lines)
+        first, second = map(json.loads, Path("run", NONFINITE_FILE).read_text().splitlines())
+        assert (first["step"], second["step"], first["action"]) == (12, 13, "skip")
+        names = {shard.name for shard in read_manifest(work.path / workspace.MANIFEST).of("train")}
+        assert {name for name, _ in first["samples"]} <= names
+        assert len({tuple(sample) for sample in first["samples"]}) == 32
+        self.spoil(*range(1, 31))
+        Path("run").rename("skipped")
+        words = "step 3: ", "params.yaml: train.max_nonfinite: 2 were left out before it"
+        refused(work, TrainingError, *words, on_nonfinite="skip", max_nonfinite=2)
+
+    def test_back_to_the_last_checkpoint(
+        self, work: Workspace, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        self.spoil(14)
+        assert [line["step"] for line in run(work, on_nonfinite="roll_back")][-1] == 30
+        assert "step 14: the gradient's norm is nan: the parameters are those of step 10" in (
+            caplog.text
+        )
+        self.spoil(3)
+        Path("run").rename("whole")
+        words = "step 3: ", "there is no checkpoint yet to go back to"
+        refused(work, TrainingError, *words, on_nonfinite="roll_back")
 
     @pytest.mark.parametrize("how", ["changed", "cut", "swapped", "gone"])
     def test_a_shard_in_the_store(self, work: Workspace, how: str) -> None:
