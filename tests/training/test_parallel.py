@@ -81,8 +81,12 @@ def _forget_norms() -> str:
 
     whole_plan = gpt.tp_plan
 
-    def forgetful(*arguments: Any, **options: bool) -> dict[str, Any]:
-        plan = whole_plan(*arguments, **options)
+    def forgetful(
+        model: gpt.GPT, degree: int, *, sequence_parallel: bool = False, loss_parallel: bool = False
+    ) -> dict[str, Any]:
+        plan = whole_plan(
+            model, degree, sequence_parallel=sequence_parallel, loss_parallel=loss_parallel
+        )
         own = NormOfPart()
         return {
             name: own if isinstance(style, SequenceParallel) and "layers" in name else style

@@ -119,11 +119,13 @@ def test_stages_that_are_another_model(tmp_path: Path) -> None:
 
     config = configure(dims=PP, model={})
     good = made(tmp_path, pp_split=in_two, collate=collate)
-    rehearse_stages(good, good.model({}), [{}], config)
+    rehearse_stages(good, good.model({}), [{"x": 1}], config)
 
     class Doubled(nn.Sequential):
         def forward(self, x: Any) -> Any:
-            return 2 * super().forward(x)
+            for layer in self:
+                x = layer(x)
+            return 2 * x
 
     def doubling(model: Any, num_stages: int) -> list[Any]:
         first, second = in_two(model, num_stages)
@@ -131,7 +133,7 @@ def test_stages_that_are_another_model(tmp_path: Path) -> None:
 
     bad = made(tmp_path, pp_split=doubling, collate=collate)
     with pytest.raises(WorkloadError, match="give another answer than the undivided model"):
-        rehearse_stages(bad, bad.model({}), [{}], config)
+        rehearse_stages(bad, bad.model({}), [{"x": 1}], config)
 
 
 def test_layers() -> None:
