@@ -25,6 +25,8 @@ from training.workload import load_workload
 
 MODULE = Path("toy_workload.py")
 SECRET = "content-of-a-record"
+HERE: dict[str, Any] = {"checkpoint": {"every_steps": 10, "keep": 2, "store": False}}
+"""So that a run in a fresh directory begins anew, and does not go on from the store."""
 
 
 class Stopped(Exception):
@@ -216,10 +218,10 @@ class TestTrain:
         assert commit.parent.name.startswith("step-00000010-")
 
     def test_a_batch_is_left_out(self, work: Workspace) -> None:
-        whole = run(work)
+        whole = run(work, **HERE)
         Path("run").rename("whole")
         self.spoil(12, 13)
-        lines = run(work, on_nonfinite="skip")
+        lines = run(work, **HERE, on_nonfinite="skip")
         assert [line["step"] for line in lines] == [5, 10, 15, 20, 25, 30]
         assert [line["loss"] for line in lines[:2]] == [line["loss"] for line in whole[:2]]
         assert all(math.isfinite(line["loss"]) for line in lines)
@@ -231,20 +233,20 @@ class TestTrain:
         self.spoil(*range(1, 31))
         Path("run").rename("skipped")
         words = "step 3: ", "params.yaml: train.max_nonfinite: 2 were left out before it"
-        refused(work, TrainingError, *words, on_nonfinite="skip", max_nonfinite=2)
+        refused(work, TrainingError, *words, **HERE, on_nonfinite="skip", max_nonfinite=2)
 
     def test_back_to_the_last_checkpoint(
         self, work: Workspace, caplog: pytest.LogCaptureFixture
     ) -> None:
         self.spoil(14)
-        assert [line["step"] for line in run(work, on_nonfinite="roll_back")][-1] == 30
+        assert [line["step"] for line in run(work, **HERE, on_nonfinite="roll_back")][-1] == 30
         assert "step 14: the gradient's norm is nan: the parameters are those of step 10" in (
             caplog.text
         )
         self.spoil(3)
         Path("run").rename("whole")
         words = "step 3: ", "there is no checkpoint yet to go back to"
-        refused(work, TrainingError, *words, on_nonfinite="roll_back")
+        refused(work, TrainingError, *words, **HERE, on_nonfinite="roll_back")
 
     @pytest.mark.parametrize("how", ["changed", "cut", "swapped", "gone"])
     def test_a_shard_in_the_store(self, work: Workspace, how: str) -> None:
