@@ -142,7 +142,8 @@ def parallelize(
             checkpoint_activations(workload, layers)
         if config.compile:
             for layer in layers or (part,):
-                layer.compile()
+                # torch 2.13 recurses without end where it traces a split layer for varying lengths.
+                layer.compile(dynamic=False if dims.tp > 1 else None)
         forwards.append(_average_gradients(part, layers, config, mesh))
     loss = partial(compute_loss, workload)
     around = loss_parallel if config.loss_parallel else nullcontext
