@@ -110,6 +110,65 @@ class CheckpointConfig(BaseModel, frozen=True, extra="forbid"):
         return 100 if self.every_steps is None and self.every_seconds is None else self.every_steps
 
 
+class SynchronizeConfig(BaseModel, frozen=True, extra="forbid"):
+    """How and when the copies of the model agree. What each choice trades:
+    docs/synchronization.md."""
+
+    mode: Literal["step", "local_sgd", "diloco", "asynchronous"] = "step"
+    """step: gradients are averaged in every step. local_sgd: each worker steps by itself and the
+    parameters are averaged from time to time. diloco: the same, and an outer optimiser makes the
+    step from one average to the next. asynchronous: each worker takes the next global batch, steps
+    by itself, and adds its step to parameters that rank 0 holds; it waits for nobody."""
+    compress: Literal["none", "fp16", "bf16", "powersgd"] = "none"
+    """For step: what is sent of a gradient. Half the bits, or with powersgd two thin matrices."""
+    powersgd_rank: PositiveInt = 4
+    """Columns of the thin matrices: more keep more of the gradient."""
+    powersgd_start_step: Annotated[int, Field(ge=2)] = 50
+    """Steps that are sent whole before powersgd begins."""
+    every_steps: PositiveInt = 32
+    """Steps from one average to the next; for asynchronous, global batches after which all workers
+    meet with equal parameters, which is where checkpoints may be."""
+    outer_lr: PositiveFloat = 0.7
+    """For diloco: learning rate of the outer SGD on the averaged change of parameters."""
+    outer_momentum: Decay = 0.9
+    """For diloco: its Nesterov momentum; 0 has none."""
+    num_fragments: PositiveInt = 1
+    """For diloco: the model is cut into so many parts, each averaged at steps of its own, so that
+    less is sent at once."""
+    overlap_steps: NonNegativeInt = 0
+    """For diloco: steps that go on while an average is on its way."""
+    overlap_keep: Decay = 0.5
+    """For diloco with overlap_steps: share of the worker's own parameters in the mix with the outer
+    ones that arrive."""
+    max_staleness: PositiveInt = 8
+    """For asynchronous: steps that others may have added between the parameters that a step was
+    computed from and the moment it is added itself. Fast workers wait before it would be more."""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether workers step by themselves, so that their parameters differ between averages."""
+        return self.mode != "step"
+
+    @model_validator(mode="after")
+    def _fits_itself(self) -> "SynchronizeConfig":
+        if self.compress != "none" and self.mode != "step":
+            raise ValueError(
+                f"compress: {self.compress} is of gradients, and mode {self.mode} sends none: take "
+                "mode step or compress none"
+            )
+        if self.mode == "diloco" and self.every_steps % self.num_fragments:
+            raise ValueError(
+                f"every_steps {self.every_steps} must be a multiple of num_fragments "
+                f"{self.num_fragments}, which share it evenly"
+            )
+        if self.mode == "diloco" and self.overlap_steps >= self.every_steps:
+            raise ValueError(
+                f"overlap_steps {self.overlap_steps} must be less than every_steps "
+                f"{self.every_steps}: an average must arrive before the next one is asked for"
+            )
+        return self
+
+
 class TrainConfig(BaseModel, frozen=True, extra="forbid"):
     """How to train."""
 
@@ -151,6 +210,13 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid"):
     data key, as this very shard of this manifest; the digest refuses what such a holder forged."""
     optimizer: OptimizerConfig = OptimizerConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    synchronize: SynchronizeConfig = SynchronizeConfig()
+    reproducible: bool = False
+    """The same bits whatever the number of workers: gradients are summed over virtual ranks in a
+    fixed tree. For dp_replicate alone; what it costs: docs/synchronization.md."""
+    virtual_ranks: PositiveInt = 8
+    """With reproducible: equal parts of the global batch, a power of two. The number of workers
+    must divide it."""
     log_every_steps: PositiveInt = 10
     profile: NonNegativeInt = 0
     """Steps, soon after the start, that each worker records a trace of: `convoy profile` shows
@@ -159,6 +225,12 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid"):
     """How often workers that were killed are started again from the last checkpoint."""
     model: dict[str, Any] = {}
     """Keyword arguments of the workload's model()."""
+
+    @property
+    def samples_at_once(self) -> int:
+        """Samples that are used up while each worker makes a step."""
+        is_whole = self.synchronize.mode == "asynchronous"
+        return self.global_batch * (self.dims.world_size if is_whole else 1)
 
     @model_validator(mode="after")
     def _batch_divides(self) -> "TrainConfig":
@@ -214,6 +286,61 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid"):
             raise ValueError(
                 f"compile with pipeline.schedule {self.pipeline.schedule}: it takes a backward "
                 "pass apart, which a compiled one does not allow: leave compile out, or take 1f1b"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _synchronization_fits(self) -> "TrainConfig":
+        mode, compress = self.synchronize.mode, self.synchronize.compress
+        special = {
+            f"synchronize.mode {mode}": mode != "step",
+            f"synchronize.compress {compress}": compress != "none",
+            "reproducible": self.reproducible,
+        }
+        chosen = [name for name, is_chosen in special.items() if is_chosen]
+        if len(chosen) > 1:
+            raise ValueError(f"{chosen[0]} and {chosen[1]} exclude each other: take one of them")
+        split = [n for n in ("dp_shard", "tp", "pp") if getattr(self.dims, n) > 1]
+        if chosen and split:
+            raise ValueError(
+                f"{chosen[0]} needs whole copies of the model: set dims.{split[0]} to 1 (it is "
+                f"{getattr(self.dims, split[0])}) and dims.dp_replicate to the number of workers"
+            )
+        if self.synchronize.is_local and self.on_nonfinite != "stop":
+            raise ValueError(
+                f"on_nonfinite {self.on_nonfinite} and synchronize.mode {mode}: workers that step "
+                "by themselves would decide by themselves: take stop"
+            )
+        if mode == "asynchronous" and self.synchronize.max_staleness < self.dims.world_size - 1:
+            raise ValueError(
+                f"synchronize.max_staleness {self.synchronize.max_staleness} is less than the "
+                f"{self.dims.world_size - 1} other workers, each of which may add a step "
+                "meanwhile: raise it"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _virtual_ranks_fit(self) -> "TrainConfig":
+        if not self.reproducible:
+            return self
+        virtual, world_size = self.virtual_ranks, self.dims.world_size
+        if virtual & (virtual - 1):
+            raise ValueError(f"virtual_ranks {virtual} must be a power of two, such as 8")
+        if virtual % world_size:
+            raise ValueError(
+                f"virtual_ranks {virtual} must be a multiple of the {world_size} workers in dims"
+            )
+        if self.global_batch % virtual:
+            _refuse_batch(self.global_batch, virtual, f"virtual_ranks {virtual}")
+        if self.compile:
+            raise ValueError(
+                "compile and reproducible exclude each other: what a compiled layer runs depends "
+                "on the shapes that it saw before"
+            )
+        if self.accumulate > 1:
+            raise ValueError(
+                f"accumulate {self.accumulate} and reproducible exclude each other: it computes "
+                "virtual_ranks one after another already, so raise those to save memory"
             )
         return self
 

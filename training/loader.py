@@ -2,8 +2,8 @@
 
 import queue
 import threading
-from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -45,7 +45,9 @@ class Loader:
         num_replicas: int,
         seed: int,
         window: int,
+        parts: int = 1,
     ) -> None:
+        """parts: of a replica's batch, equal ones, each collated by itself and given as a batch."""
         assert num_replicas <= global_batch
         self.order = SampleOrder([s.num_records for s in shards], seed=seed, window=window)
         self._open = lambda index: sealed.open(shards[index])
@@ -53,6 +55,8 @@ class Loader:
         self._global_batch = global_batch
         self._offset = global_batch * replica // num_replicas
         self._size = global_batch * (replica + 1) // num_replicas - self._offset
+        assert self._size % parts == 0
+        self._parts = parts
         self._batches_at_once = self._count_batches(shards, min(1.0, window / len(shards)))
 
     def _count_batches(self, shards: Sequence[Shard], share: float) -> int:
@@ -70,16 +74,30 @@ class Loader:
         Close it: threads end with it.
         """
         assert stop is None or (stop - cursor) % self._global_batch == 0
-        size = self._size
+        size, part = self._size, self._size // self._parts
         with closing(SampleStream(self.order, self._open, stop)) as stream:
             while stop is None or cursor < stop:
                 end = cursor + self._global_batch * self._batches_at_once
                 end = end if stop is None else min(end, stop)
                 starts = np.arange(cursor, end, self._global_batch) + self._offset
                 records = stream.records((starts[:, None] + np.arange(size)).reshape(-1))
-                for first in range(0, len(records), size):
-                    yield self._collate(records[first : first + size])
+                for first in range(0, len(records), part):
+                    yield self._collate(records[first : first + part])
                 cursor = end
+
+    @contextmanager
+    def reading(self, num_batches: int) -> "Iterator[Callable[[int], Batch]]":
+        """A function that gives this rank's part of the global batch of a number, below
+        `num_batches`. The numbers it is called with must ascend."""
+        with closing(
+            SampleStream(self.order, self._open, num_batches * self._global_batch)
+        ) as stream:
+
+            def read(number: int) -> "Batch":
+                first = number * self._global_batch + self._offset
+                return self._collate(stream.records(np.arange(first, first + self._size)))
+
+            yield read
 
 
 def prefetch(batches: "Batches", depth: int = 16) -> "Batches":

@@ -1,7 +1,7 @@
 """Degrees of parallelism applied to a workload's model, in one fixed order."""
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -14,13 +14,14 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel, parallelize_module
-from torch.nn.parallel import DistributedDataParallel
 
+from training.compression import wrap_copy
 from training.config import ParallelDims, TrainConfig
 from training.errors import TrainingError, WorkloadError
 from training.passes import WholeModel, checkpoint_activations, compute_loss
 from training.pipelining import Pipeline, place_stages
 from training.plans import find_layers, keep, read_plan, read_stages
+from training.reproducible import VirtualRanks
 from training.timing import StepTimer
 from training.workload import Workload
 
@@ -66,6 +67,10 @@ class ParallelModel:
     Where the loss is not finite, the gradient is made so too: when the ranks have averaged it, all
     of them know, without a word more between them.
     """
+    forwards: Sequence[nn.Module]
+    """The parts as they are called: with what averages gradients around them."""
+    batches_per_step: int = 1
+    """How many batches a step is, each to be given to `forward_backward`."""
 
     @property
     def replica(self) -> int:
@@ -149,9 +154,13 @@ def parallelize(
     around = loss_parallel if config.loss_parallel else nullcontext
     if dims.pp > 1:
         group = mesh["pp"].get_group()
-        through = Pipeline(forwards, group, device, config.pipeline, loss, around)
-        return ParallelModel(parts, mesh, through)
-    return ParallelModel(parts, mesh, WholeModel(forwards[0], config.accumulate, loss, around))
+        pipeline = Pipeline(forwards, group, device, config.pipeline, loss, around)
+        return ParallelModel(parts, mesh, pipeline, forwards)
+    through = WholeModel(forwards[0], config.accumulate, loss, around)
+    if config.reproducible:
+        virtual = VirtualRanks(parts[0], through, config.virtual_ranks, config.seed)
+        return ParallelModel(parts, mesh, virtual, forwards, virtual.num_local)
+    return ParallelModel(parts, mesh, through, forwards)
 
 
 def _average_gradients(
@@ -182,7 +191,7 @@ def _average_gradients(
         return part
     if is_low:
         part.forward = torch.autocast(mesh.device_type, torch.bfloat16)(part.forward)
-    return DistributedDataParallel(part) if dims.dp_replicate > 1 else part
+    return wrap_copy(config, part)
 
 
 def _own_output(part: nn.Module, inputs: object, output: Tensor) -> Tensor:

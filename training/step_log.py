@@ -7,7 +7,7 @@ on in its own files.
 import json
 import resource
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from io import TextIOWrapper
 from pathlib import Path
 
@@ -72,12 +72,24 @@ class StepLog:
         if target.ndim > 1:
             self._num_targets += target.numel()
 
-    def write(self, step: int, lr: float, grad_norm: Tensor, global_batch: int) -> None:
+    def write(
+        self,
+        step: int,
+        lr: float,
+        grad_norm: Tensor,
+        num_samples: int,
+        more: Mapping[str, float] | None = None,
+    ) -> None:
         """Mean over ranks and over the steps since the last line, if there were any. Called by
-        every rank."""
-        if not self._num_steps:
+        every rank.
+
+        num_samples: what all ranks use up while each makes a step. more: further fields of the
+        line. Ranks need not have made equally many steps; a mean counts each step once.
+        """
+        counts = self._gather([float(self._num_steps)])[:, 0]
+        if not counts.any():
             return
-        num_steps, num_targets = self._num_steps, self._num_targets
+        num_steps, num_targets = max(1, self._num_steps), self._num_targets
         split = [seconds / num_steps for seconds in self._timer.take().values()]
         loss = self._loss_sum.item() / num_steps
         memory = measure_peak_memory(self._device)
@@ -94,11 +106,13 @@ class StepLog:
                 "step_seconds": sum(split),
                 **_name(split),
                 **memory,
+                **(more or {}),
             },
         )
         if self._joint is None:
             return
-        means = all_ranks.mean(0).tolist()
+        # Equal weights are exactly one, so that this changes no number where all step together.
+        means = (all_ranks * (counts / counts.mean())[:, None]).mean(0).tolist()
         parts = all_ranks[:, 2 : 2 + len(_SPLIT)]
         mean_split = means[2 : 2 + len(_SPLIT)]
         step_seconds = sum(mean_split)
@@ -113,12 +127,13 @@ class StepLog:
             **_name(mean_split),
             "slowest_rank": slowest,
             "slowest_busy_seconds": busy[slowest].item(),
-            "samples_per_second": global_batch / step_seconds,
+            "samples_per_second": num_samples / step_seconds,
         }
         if num_targets:
             line["tokens_per_second"] = means[1] * self._num_replicas / step_seconds
         peaks = all_ranks[:, 2 + len(_SPLIT) :].amax(0).tolist()
         line |= dict(zip(memory, peaks, strict=True))
+        line |= more or {}
         _append(self._joint, line)
         self.last_loss = line["loss"]
         self._on_step(line)

@@ -7,14 +7,13 @@ from itertools import islice
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.stateful import Stateful
 
-from data.order import bound_window
 from training.checkpoint import Checkpoint, Checkpointer
 from training.checkpoint_history import StepHistory
 from training.checkpoint_random import follow_torch
 from training.config import TrainConfig
 from training.evaluate import rehearse
-from training.loader import Loader, prefetch
 from training.memory import (
     check_memory,
     count_local_workers,
@@ -30,11 +29,13 @@ from training.optimization import (
     learning_rate,
     take_step,
 )
+from training.pace import open_loader, pace
 from training.parallel import build_mesh, choose_device, parallelize
 from training.plans import rehearse_stages
 from training.profiling import StepProfiler
 from training.spec import STEPS_FILE, WEIGHTS_FILE, TrainSpec
 from training.step_log import OnStep, StepLog
+from training.synchronization import build_synchronizer
 from training.timing import StepTimer
 from training.weights import save_weights
 from training.workload import Workload
@@ -64,62 +65,61 @@ def train(spec: TrainSpec, workload: Workload, on_step: OnStep) -> None:
     follow_torch()
     optimizers = build_optimizers(model.parts, config.optimizer)
     checkpoints = Checkpointer(spec, sealed, model.seed_after_start)
-    extras = {"steps": StepHistory(spec.run_directory / STEPS_FILE)} if dist.get_rank() == 0 else {}
+    synchronizer = build_synchronizer(config, model, optimizers)
+    extras: dict[str, Stateful] = {"synchronize": synchronizer}
+    if dist.get_rank() == 0:
+        extras["steps"] = StepHistory(spec.run_directory / STEPS_FILE)
     resumed = checkpoints.load(model.parts, optimizers, extras)
     progress = resumed or Checkpoint(step=0, cursor=0)
-    loader = Loader(
-        sealed,
-        shards,
-        workload.collate,
-        global_batch=config.global_batch,
-        replica=model.replica,
-        num_replicas=config.dims.num_replicas,
-        seed=config.seed,
-        window=bound_window(
-            [shard.num_bytes for shard in shards],
-            shards=config.window_shards,
-            num_bytes=config.window_bytes,
-        ),
-    )
     timer = StepTimer()
-    log = StepLog(
-        spec.run_directory, progress.step, timer, on_step, device, config.dims.num_replicas
-    )
+    num_batches = config.dims.num_replicas * model.batches_per_step
+    log = StepLog(spec.run_directory, progress.step, timer, on_step, device, num_batches)
+    grad_norm = torch.zeros(())
+
+    def meet(first: int, last: int) -> None:
+        """After these steps, which all ranks have behind them: log them, keep them."""
+        every = config.log_every_steps
+        if last // every > (first - 1) // every or last == config.steps:
+            rate = learning_rate(config.optimizer, last, config.steps)
+            log.write(last, rate, grad_norm, config.samples_at_once, synchronizer.describe())
+        due = [checkpoints.due(step) for step in range(first, last + 1)]
+        if any(due):
+            with timer.phase("checkpoint"), synchronizer.consolidated():
+                reached = Checkpoint(last, last * config.global_batch, log.last_loss)
+                checkpoints.save(reached, model.parts, optimizers, extras)
 
     def roll_back() -> int | None:
         forget_gradients(optimizers)
         restored = checkpoints.load(model.parts, optimizers, extras)
         return restored.step if restored else None
 
+    loader = open_loader(config, sealed, shards, workload, model)
     guard = NonfiniteGuard(config, spec.run_directory, loader.order, shards, roll_back)
-    stop = config.steps * config.global_batch
+    steps = pace(config, loader, model, synchronizer, progress.step, timer, meet)
+    is_checked = False
     with (
         checkpoints,
         closing(log),
-        closing(prefetch(loader.batches(progress.cursor, stop))) as batches,
+        closing(steps),
         StepProfiler(spec.run_directory, config.profile) as profiler,
     ):
-        for step in range(first := progress.step + 1, config.steps + 1):
-            rate = learning_rate(config.optimizer, step, config.steps)
-            with timer.phase("data_wait"):
-                inputs, target = next(batches)
-            loss = model.forward_backward(inputs.to(device), target.to(device), timer)
-            if step == first:
+        for step, batches in steps:
+            for inputs, target in batches:
+                loss = model.forward_backward(inputs.to(device), target.to(device), timer)
+            if not is_checked:
                 model.check_unsplit()
+                is_checked = True
             with timer.phase("optimizer"):
                 grad_norm = clip(model.parts, config.optimizer.grad_clip, model.stages)
                 if guard.allows(step, loss, grad_norm):
-                    take_step(optimizers, rate)
+                    take_step(optimizers, learning_rate(config.optimizer, step, config.steps))
                     log.add(loss, target)
                 else:
                     forget_gradients(optimizers)
-            if step % config.log_every_steps == 0 or step == config.steps:
-                log.write(step, rate, grad_norm, config.global_batch)
-            if checkpoints.due(step):
-                with timer.phase("checkpoint"):
-                    progress = Checkpoint(step, step * config.global_batch, log.last_loss)
-                    checkpoints.save(progress, model.parts, optimizers, extras)
+            with timer.phase("communication"):
+                synchronizer.after_step(step)
             profiler.step()
+        synchronizer.finish()
     save_weights(model, workload, config, spec.run_directory / WEIGHTS_FILE)
     dist.barrier()
 
