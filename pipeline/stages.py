@@ -41,10 +41,12 @@ from pipeline.specs import evaluation_spec, train_spec
 from pipeline.versioning import check_repository
 from storage.access_log import AccessEntry
 from training.evaluate import Metrics
+from training.incidents import Incident
 from training.plans import check_plans
 from training.registry import ModelVersion
 from training.spec import STEPS_FILE, WEIGHTS_FILE, rank_steps_file
-from training.supervisor import Incident, run_workers
+from training.supervisor import run_workers
+from training.tracking import MetricLogger
 from training.workload import Sums
 
 
@@ -202,7 +204,13 @@ def train(config: Config) -> TrainReport:
         spec = train_spec(config, root, run)
         num_workers = config.train.dims.world_size
         report("train", 0, config.train.steps, "steps", f"starting {num_workers} workers")
-        incidents = run_workers(spec, lambda line: _report_step(line, config.train.steps))
+        with MetricLogger(config.tracking_uri, run.mlflow_run_id) as logger:
+
+            def follow(line: dict[str, float]) -> None:
+                _report_step(line, config.train.steps)
+                logger.log(line)
+
+            incidents = run_workers(spec, follow)
         lines = [json.loads(x) for x in (run.directory / STEPS_FILE).read_text().splitlines()]
         result = TrainReport(
             fingerprint=run.fingerprint,

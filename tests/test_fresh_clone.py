@@ -76,7 +76,7 @@ def test_it_trains_and_no_key_leaves_the_memory(
         time.sleep(0.25)
     output, _ = process.communicate()
     assert process.returncode == 0, output
-    assert sum(b"training.worker" in command for command in seen) >= 2
+    assert sum(b"convoy-rank" in command for command in seen) >= 2
     report = clone.read_json("artifacts/train/report.json")
     trained = {j: n for j, n in manifest.count_records("train").items() if j != "CN"}
     assert report["num_records"] == trained
@@ -87,15 +87,14 @@ def test_it_trains_and_no_key_leaves_the_memory(
 
 
 def _read_processes(folder: Path) -> dict[bytes, bytes]:
-    """Command line and environment of each process that works in the folder."""
+    """Name, command line and environment of each process that works in the folder."""
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 if (entry / "cwd").readlink().is_relative_to(folder):
-                    found[entry.name.encode() + (entry / "cmdline").read_bytes()] = (
-                        entry / "environ"
-                    ).read_bytes()
+                    named = (entry / "comm").read_bytes() + (entry / "cmdline").read_bytes()
+                    found[entry.name.encode() + named] = (entry / "environ").read_bytes()
             except OSError:
                 continue  # it ended meanwhile, or is another user's
     return found

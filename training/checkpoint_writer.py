@@ -24,7 +24,7 @@ from training.checkpoint_files import CheckpointFiles, Commit, Found
 from training.checkpoint_policy import choose_kept
 from training.checkpoint_state import Staged, add_places
 from training.errors import CheckpointError
-from training.spec import TrainSpec
+from training.spec import TrainSpec, read_fencing_token
 
 METADATA_FILE = "metadata"
 
@@ -184,6 +184,10 @@ class CheckpointWriter:
             fencing_token=self._spec.fencing_token,
             files=files,
         )
+        if read_fencing_token(self._spec.run_directory) > self._spec.fencing_token:
+            raise CheckpointError(
+                f"checkpoint {saving.name} is not committed: a later world of this run was started"
+            )
         self._files.commit(saving.name, commit, (*parts[0]["files"], METADATA_FILE))
         return self._not_kept(self._files.find_on_disk(), saving.name)
 

@@ -169,6 +169,25 @@ class SynchronizeConfig(BaseModel, frozen=True, extra="forbid"):
         return self
 
 
+class RecoveryConfig(BaseModel, frozen=True, extra="forbid"):
+    """What is done when processes and nodes die or hang."""
+
+    retried: tuple[Literal["killed", "node_lost", "hang", "memory", "error"], ...] = (
+        "killed",
+        "node_lost",
+        "hang",
+    )
+    """Causes after which the workers are started again from the last checkpoint. Those of the
+    code, `error` and `memory`, would be met again."""
+    wait_seconds: PositiveFloat = 120.0
+    """How long `min_nodes` nodes are waited for."""
+    patience_seconds: PositiveFloat = 600.0
+    """How long loading data, saving or starting may take without progress. Within a step three
+    median steps and a second are a hang."""
+    longest_backoff_seconds: NonNegativeFloat = 60.0
+    """Most that is waited before a start, after starts that came to no step. The waits double."""
+
+
 class TrainConfig(BaseModel, frozen=True, extra="forbid"):
     """How to train."""
 
@@ -221,8 +240,13 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid"):
     profile: NonNegativeInt = 0
     """Steps, soon after the start, that each worker records a trace of: `convoy profile` shows
     which waits for which. 0 records none."""
+    nodes: PositiveInt = 1
+    """Nodes that the workers are spread over, each with processes of its own."""
+    min_nodes: PositiveInt | None = None
+    """Fewest nodes to go on with when some are lost, with fewer replicas; null: all of them."""
     max_restarts: NonNegativeInt = 3
-    """How often workers that were killed are started again from the last checkpoint."""
+    """How often the workers are started again from the last checkpoint."""
+    recovery: RecoveryConfig = RecoveryConfig()
     model: dict[str, Any] = {}
     """Keyword arguments of the workload's model()."""
 
@@ -231,6 +255,28 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid"):
         """Samples that are used up while each worker makes a step."""
         is_whole = self.synchronize.mode == "asynchronous"
         return self.global_batch * (self.dims.world_size if is_whole else 1)
+
+    @property
+    def least_nodes(self) -> int:
+        return self.min_nodes or self.nodes
+
+    def fit_dims(self, num_nodes: int) -> ParallelDims | None:
+        """The degrees on so many nodes, with fewer replicas than on all; None if none fit."""
+        for name in ("dp_replicate", "dp_shard"):
+            degree = getattr(self.dims, name) * num_nodes
+            if degree % self.nodes == 0:
+                dims = self.dims.model_copy(update={name: degree // self.nodes})
+                return dims if self.global_batch % dims.num_replicas == 0 else None
+        return None
+
+    @model_validator(mode="after")
+    def _nodes_divide(self) -> "TrainConfig":
+        world_size = self.dims.world_size
+        if world_size % self.nodes:
+            raise ValueError(f"nodes {self.nodes} must divide the {world_size} workers of dims")
+        if self.least_nodes > self.nodes:
+            raise ValueError(f"min_nodes {self.min_nodes} is above nodes {self.nodes}")
+        return self
 
     @model_validator(mode="after")
     def _batch_divides(self) -> "TrainConfig":

@@ -1,20 +1,19 @@
-"""`python -m training.evaluation_worker SPEC`, started by torchrun: one rank of an evaluation."""
+"""One rank of an evaluation."""
 
-import sys
 from pathlib import Path
 
-from training.spec import EvaluationSpec
-from training.worker import detail_file, main
 
-
-def run(spec: EvaluationSpec) -> None:
-    """Join the process group, score this rank's batches, leave it."""
+def run(path: Path) -> None:
+    """Join the process group, score this rank's batches, leave it. `path`: of the spec."""
     import torch
     import torch.distributed as dist
 
+    from training.rank import detail_file
     from training.scoring import score_part
+    from training.spec import EvaluationSpec
     from training.workload import load_workload
 
+    spec = EvaluationSpec.model_validate_json(path.read_bytes())
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     detail = detail_file(spec.run_directory, dist.get_rank())
@@ -23,7 +22,3 @@ def run(spec: EvaluationSpec) -> None:
     spec.open_log().close()
     # After an error the group stays: the others must not lose this rank before its word is left.
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), EvaluationSpec, run)

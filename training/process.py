@@ -1,9 +1,10 @@
-"""Processes that never outlive who started them."""
+"""Processes that never outlive who started them, and that bear a name."""
 
 import os
 import signal
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
 
 
 PARENT_VARIABLE = "CONVOY_PARENT"
@@ -16,11 +17,7 @@ def die_with_parent(death_signal: signal.Signals, parent: int) -> None:
     `parent` is the process that started this one: it may be gone before this is called, and then
     the signal comes at once.
     """
-    import ctypes
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    _prctl(_PR_SET_PDEATHSIG, int(death_signal))
     if os.getppid() != parent:
         os.kill(os.getpid(), death_signal)
 
@@ -28,3 +25,16 @@ def die_with_parent(death_signal: signal.Signals, parent: int) -> None:
 def read_parent() -> int:
     """The process that started this one, as it named itself."""
     return int(os.environ[PARENT_VARIABLE])
+
+
+def set_name(name: str) -> None:
+    """What `ps -o comm` and `top` show of this process; 15 bytes are kept."""
+    _prctl(_PR_SET_NAME, name.encode())
+
+
+def _prctl(option: int, value: "int | bytes") -> None:
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option})")

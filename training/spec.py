@@ -1,7 +1,8 @@
 """All that launched workers need to know, as one file that holds no secret."""
 
+import json
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel
 
@@ -13,7 +14,7 @@ from data.shard import Shard, Split
 from storage.access_log import AccessLog
 from storage.log_checkpoint import AuditConfig
 from storage.region import Region
-from training.config import TrainConfig
+from training.config import RecoveryConfig, TrainConfig
 
 SPEC_FILE = "spec.json"
 STEPS_FILE = "steps.jsonl"
@@ -21,8 +22,6 @@ STEPS_FILE = "steps.jsonl"
 NONFINITE_FILE = "nonfinite.jsonl"
 """Batches that were left out because their loss or gradient was no number."""
 WEIGHTS_FILE = "model.safetensors"
-EXIT_CODES_VARIABLE = "CONVOY_EXIT_CODES"
-"""Environment variable that tells the agent where to leave the ranks' exit codes."""
 
 
 class WorkerSpec(BaseModel, frozen=True, extra="forbid"):
@@ -54,6 +53,24 @@ class WorkerSpec(BaseModel, frozen=True, extra="forbid"):
     @property
     def max_restarts(self) -> int:
         raise NotImplementedError
+
+    @property
+    def nodes(self) -> int:
+        """Nodes that the workers are spread over."""
+        return 1
+
+    @property
+    def min_nodes(self) -> int:
+        """Fewest nodes to go on with."""
+        return 1
+
+    @property
+    def recovery(self) -> RecoveryConfig:
+        return RecoveryConfig()
+
+    def fit(self, num_nodes: int) -> Self | None:
+        """The same work on so many nodes; None where it cannot be cut for them."""
+        return self if num_nodes == self.nodes else None
 
     def open_log(self) -> AccessLog:
         """The access log; a handle on the one writer of this process."""
@@ -92,6 +109,25 @@ class TrainSpec(WorkerSpec, frozen=True, extra="forbid"):
     @property
     def max_restarts(self) -> int:
         return self.config.max_restarts
+
+    @property
+    def nodes(self) -> int:
+        return self.config.nodes
+
+    @property
+    def min_nodes(self) -> int:
+        return self.config.least_nodes
+
+    @property
+    def recovery(self) -> RecoveryConfig:
+        return self.config.recovery
+
+    def fit(self, num_nodes: int) -> Self | None:
+        dims = self.config.fit_dims(num_nodes)
+        if dims is None:
+            return None
+        config = self.config.model_copy(update={"dims": dims})
+        return self.model_copy(update={"config": config})
 
     def open_shards(self) -> tuple[SealedShards, tuple[Shard, ...]]:
         """The site's sealed shards, and those for training that it may read."""
@@ -144,3 +180,11 @@ def rank_steps_file(rank: int | str) -> str:
 def trace_file(rank: int | str) -> str:
     """The name of one rank's profile."""
     return f"trace-{rank}.json.gz"
+
+
+def read_fencing_token(run_directory: Path) -> int:
+    """Of the world that was started last; 0 before the first."""
+    path = run_directory / SPEC_FILE
+    if not path.exists():
+        return 0
+    return int(json.loads(path.read_bytes()).get("fencing_token", 0))

@@ -15,8 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from training.phases import OTHER, PHASES
 from training.spec import STEPS_FILE, rank_steps_file
-from training.timing import OTHER, PHASES, StepTimer
+from training.timing import StepTimer
 
 OnStep = Callable[[dict[str, float]], None]
 

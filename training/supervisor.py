@@ -1,253 +1,288 @@
-"""Starts the workers of a run under torchrun, watches them, and says what went wrong."""
+"""Runs the workers of a training to the last step, whatever dies on the way."""
 
 import json
 import os
-import shutil
-import signal
-import subprocess
-import sys
 import time
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
-
-from pydantic import BaseModel
+from typing import Literal
 
 from storage.access_log import RUN_ID_VARIABLE
+from training.cluster import RUN_VARIABLE, LocalCluster, reap
 from training.errors import WorkersFailed
-from training.memory import ADVICE, count_oom_kills
-from training.process import PARENT_VARIABLE
-from training.spec import EXIT_CODES_VARIABLE, SPEC_FILE, WorkerSpec, rank_steps_file
+from training.hang import Hang, HangWatch, dump_stacks
+from training.heartbeat import Beat, clear_beats, read_beats
+from training.incidents import Incident, clear_failures, explain_failure
+from training.memory import count_oom_kills
+from training.node import WorldEnd, WorldOrder
+from training.rendezvous import host_rendezvous
+from training.spec import SPEC_FILE, TrainSpec, WorkerSpec, read_fencing_token
 
-_POLL_SECONDS = 0.2
-_GRACE_SECONDS = 10.0
-_FULL_BYTES = 64 << 10
-"""Free space on a disk below which the workers cannot leave a word."""
-_SIGTERM = int(signal.SIGTERM)
+_POLL_SECONDS = 0.1
+_PEERS_SECONDS = 1.0
+"""In which those that lost a peer leave their word, before they are ended."""
+_ADDRESS = "127.0.0.1"
 
-
-class Incident(BaseModel, frozen=True, extra="forbid"):
-    """Something that went wrong in a run."""
-
-    cause: Literal["error", "killed", "memory"]
-    """`error`: the code raised, a restart would raise again. `killed`: a process was ended.
-    `memory`: the kernel ended it for want of memory, and would again."""
-    rank: int | None
-    """The first rank that failed, when it is known."""
-    message: str
-    last_step: int
-    """The last step that was logged before."""
-    seconds: float
-    """From the start of the workers to their end."""
+OnStep = Callable[[dict[str, float]], None]
 
 
-def run_workers(
-    spec: WorkerSpec, on_step: Callable[[dict[str, float]], None]
-) -> tuple[Incident, ...]:
-    """Run all workers to the last step; killed ones are started again from the last checkpoint.
+@dataclass(frozen=True)
+class _World:
+    """One start of the workers, on some of the nodes."""
+
+    number: int
+    nodes: tuple[int, ...]
+    spec: WorkerSpec
+    started: float
+    num_oom_kills: int
+    """Of this machine, before it."""
+
+    @property
+    def workers_per_node(self) -> int:
+        return self.spec.num_workers // len(self.nodes)
+
+    @property
+    def name(self) -> str:
+        return f"world-{os.getpid()}-{self.number}"
+
+
+def run_workers(spec: WorkerSpec, on_step: OnStep) -> tuple[Incident, ...]:
+    """Run all workers to the last step, again from the last checkpoint when processes or nodes die
+    or hang.
 
     `on_step` gets each logged step. Gives the incidents that were survived. Raises WorkersFailed
-    with the first failing rank's own error. Whatever ends this call ends every worker.
+    with the first failing rank's own error, or with all incidents once the budget is used up.
+    Whatever ends this call ends every process of the run.
     """
-    spec_path = spec.run_directory / SPEC_FILE
-    spec_path.write_text(spec.model_dump_json(indent=1))
-    incidents: list[Incident] = []
-    while True:
-        incident = _run_once(spec, spec_path, on_step)
-        if incident is None:
-            return tuple(incidents)
-        incidents.append(incident)
-        if incident.cause != "killed":
-            raise WorkersFailed(
-                f"{incident.message}. Logs of all ranks: {_log_directory(spec)}",
-                detail=spec.run_directory / f"failure-{incident.rank}.txt",
-            )
-        if len(incidents) > spec.max_restarts:
-            raise WorkersFailed(
-                f"the workers were killed {len(incidents)} times, more than train.max_restarts "
-                f"{spec.max_restarts} allows; {spec.after_kill}. "
-                f"Last: {incident.message}. Logs of all ranks: {_log_directory(spec)}"
-            )
-
-
-def _run_once(
-    spec: WorkerSpec, spec_path: Path, on_step: Callable[[dict[str, float]], None]
-) -> Incident | None:
-    for stale in spec.run_directory.glob("failure-*.json"):
-        stale.unlink()
-    _exit_codes(spec).unlink(missing_ok=True)
-    started = time.monotonic()
-    num_oom_kills = count_oom_kills()
-    last_step = 0
-    logs = _log_directory(spec)
-    logs.mkdir(parents=True, exist_ok=True)
-    with (logs / "torchrun.log").open("ab") as output:
-        agent = subprocess.Popen(
-            _command(spec, spec_path),
-            cwd=spec.root,
-            env=_environment(spec),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            process_group=0,
+    reap(spec.run_directory)
+    with ExitStack() as stack:
+        cluster = stack.enter_context(
+            LocalCluster(spec.nodes, spec.root, _environment(spec), _log_directory(spec))
         )
-        try:
-            steps = _follow(spec.run_directory / spec.progress_file, agent)
-            for line in steps:
-                last_step = int(line["step"])
-                on_step(line)
-        finally:
-            _end(agent)
-    if agent.returncode == 0:
-        return None
-    starved = count_oom_kills() > num_oom_kills
-    return _explain(spec, last_step, time.monotonic() - started, starved)
+        rendezvous = ""
+        if spec.nodes > 1:
+            # A store on one of the nodes would be lost with it, and the others would wait.
+            rendezvous = stack.enter_context(host_rendezvous(_ADDRESS, _environment(spec)))
+        return _Supervision(spec, on_step, cluster, rendezvous).run()
 
 
-def _command(spec: WorkerSpec, spec_path: Path) -> list[str]:
-    return [
-        sys.executable,
-        "-m",
-        "training.agent",
-        "--nnodes=1",
-        f"--nproc-per-node={spec.num_workers}",
-        "--rdzv-backend=c10d",
-        "--rdzv-endpoint=127.0.0.1:0",
-        f"--rdzv-id={uuid.uuid4().hex[:8]}",
-        "--local-addr=127.0.0.1",
-        "--max-restarts=0",
-        f"--log-dir={_log_directory(spec)}",
-        "--redirects=3",
-        "-m",
-        spec.worker,
-        str(spec_path),
-    ]
+class _Supervision:
+    def __init__(
+        self, spec: WorkerSpec, on_step: OnStep, cluster: LocalCluster, rendezvous: str
+    ) -> None:
+        self._spec = spec
+        self._cluster = cluster
+        self._rendezvous = rendezvous
+        self._steps = _StepFollower(spec.run_directory / spec.progress_file, on_step)
+        self._incidents: list[Incident] = []
+        self._num_worlds = 0
+        self._last_progress = time.monotonic()
+        self._open_incident = False
+        """Whether no step has been made since the last one."""
+
+    def run(self) -> tuple[Incident, ...]:
+        while True:
+            world = self._start_world()
+            outcome = self._watch(world)
+            if outcome == "finished":
+                return tuple(self._incidents)
+            if isinstance(outcome, Incident):
+                self._judge(outcome)
+
+    def _start_world(self) -> _World:
+        nodes, spec = self._await_nodes()
+        path = spec.run_directory / SPEC_FILE
+        if isinstance(spec, TrainSpec):
+            # From here on an earlier world, of an earlier call too, can commit nothing.
+            token = read_fencing_token(spec.run_directory) + 1
+            spec = spec.model_copy(update={"fencing_token": token})
+        clear_failures(spec.run_directory)
+        clear_beats(spec.run_directory)
+        self._num_worlds += 1
+        world = _World(self._num_worlds, nodes, spec, time.monotonic(), count_oom_kills())
+        pending = path.with_suffix(".tmp")
+        pending.write_text(spec.model_dump_json(indent=1))
+        pending.rename(path)
+        for rank, node in enumerate(nodes):
+            order = WorldOrder(
+                name=world.name,
+                num_nodes=len(nodes),
+                node_rank=rank,
+                workers_per_node=world.workers_per_node,
+                address=_ADDRESS,
+                rendezvous=self._rendezvous,
+                worker=spec.worker,
+                spec=str(path),
+                log_directory=str(_log_directory(spec)),
+            )
+            self._cluster.start(node, order)
+        return world
+
+    def _await_nodes(self) -> tuple[tuple[int, ...], WorkerSpec]:
+        """All nodes that have not been lost, as many as the work can be cut for.
+
+        Raises WorkersFailed when too few come in time.
+        """
+        spec = self._spec
+        deadline = time.monotonic() + spec.recovery.wait_seconds
+        while time.monotonic() < deadline:
+            if not self._cluster.awaited:
+                ready = self._cluster.ready
+                for number in range(len(ready), spec.min_nodes - 1, -1):
+                    if fitting := spec.fit(number):
+                        return tuple(ready[:number]), fitting
+            self._cluster.poll(_POLL_SECONDS)
+        raise WorkersFailed(
+            f"{len(self._cluster.ready)} of {spec.nodes} nodes were ready after "
+            f"{spec.recovery.wait_seconds:.0f} s, and at least {spec.min_nodes} are needed: see "
+            f"{_log_directory(spec)}/node-*.log; {spec.after_kill}"
+        )
+
+    def _watch(self, world: _World) -> Incident | Literal["finished", "grown"]:
+        hangs = HangWatch(self._spec.recovery.patience_seconds)
+        ends: dict[int, WorldEnd | None] = {}
+        hang: Hang | None = None
+        failed_at: float | None = None
+        while len(ends) < len(world.nodes):
+            for event in self._cluster.poll(_POLL_SECONDS):
+                if event.node in world.nodes and event.node not in ends:
+                    ends[event.node] = event.end
+            self._steps.poll()
+            beats = read_beats(self._spec.run_directory)
+            self._note_progress(beats)
+            if any(end is None or not end.finished for end in ends.values()):
+                failed_at = failed_at or time.monotonic()
+                if time.monotonic() - failed_at > _PEERS_SECONDS:
+                    self._stop(world, ends)
+            elif hang is None and (hang := hangs.look(beats, world.spec.num_workers)):
+                self._keep_stacks(beats, hang)
+                self._stop(world, ends)
+        self._steps.poll()
+        if all(end and end.finished for end in ends.values()):
+            return "finished"
+        return self._explain(world, ends, hang)
+
+    def _stop(self, world: _World, ends: dict[int, WorldEnd | None]) -> None:
+        self._cluster.stop([node for node in world.nodes if node not in ends])
+
+    def _note_progress(self, beats: Sequence[Beat]) -> None:
+        step = max((beat.step for beat in beats), default=0)
+        if not step:
+            return
+        self._last_progress = max(beat.changed for beat in beats)
+        if self._open_incident:
+            self._open_incident = False
+            last = self._incidents[-1]
+            self._incidents[-1] = last.model_copy(
+                update={
+                    "steps_lost": max(0, last.last_step - step),
+                    "seconds_lost": last.seconds_lost + self._last_progress,
+                }
+            )
+
+    def _keep_stacks(self, beats: Sequence[Beat], hang: Hang) -> None:
+        stacks = dump_stacks(beats, self._spec.run_directory)
+        said = [f"rank {rank}:\n{stack}" for rank, stack in stacks.items()]
+        path = _log_directory(self._spec) / f"hang-{self._num_worlds}.txt"
+        path.write_text("\n".join([hang.why, *said]))
+
+    def _explain(
+        self, world: _World, ends: dict[int, WorldEnd | None], hang: Hang | None
+    ) -> Incident:
+        codes: dict[int, int] = {}
+        for end in ends.values():
+            codes |= end.exit_codes if end else {}
+        lost = [node for node, end in ends.items() if end is None]
+        cause, rank, message = explain_failure(
+            self._spec.run_directory,
+            codes,
+            lost[0] if lost else None,
+            count_oom_kills() > world.num_oom_kills,
+            self._spec.after_kill,
+        )
+        if hang:
+            cause, rank = "hang", hang.rank
+            stacks = _log_directory(self._spec) / f"hang-{self._num_worlds}.txt"
+            message = f"{hang.why}; stacks of the ranks that answered: {stacks}"
+        beats = read_beats(self._spec.run_directory)
+        last_step = max((beat.step for beat in beats), default=0)
+        return Incident(
+            cause=cause,
+            rank=rank,
+            node=lost[0]
+            if lost
+            else None
+            if rank is None
+            else world.nodes[rank // world.workers_per_node],
+            message=message if cause in ("error", "memory") else f"{message} in step {last_step}",
+            last_step=last_step,
+            seconds=time.monotonic() - world.started,
+            # The time of the next step is added once it is made.
+            seconds_lost=-self._last_progress,
+        )
+
+    def _judge(self, incident: Incident) -> None:
+        """Go on, after a while where nothing was gained since the last time, or raise."""
+        logs = f"Logs of all ranks: {_log_directory(self._spec)}"
+        detail = self._spec.run_directory / f"failure-{incident.rank}.txt"
+        recovery = self._spec.recovery
+        if incident.cause not in recovery.retried:
+            raise WorkersFailed(f"{incident.message}. {logs}", detail=detail)
+        stuck = self._open_incident
+        self._incidents.append(incident)
+        self._open_incident = True
+        if len(self._incidents) > self._spec.max_restarts:
+            listed = "".join(f"\n  {i.cause}: {i.message}" for i in self._incidents)
+            raise WorkersFailed(
+                f"the workers were ended {len(self._incidents)} times, more than "
+                f"train.max_restarts {self._spec.max_restarts} allows; {self._spec.after_kill}. "
+                f"{logs}. In order:{listed}"
+            )
+        if stuck:
+            time.sleep(min(recovery.longest_backoff_seconds, 2.0 ** len(self._incidents)))
+
+
+class _StepFollower:
+    """Passes on each line that is added to the step log."""
+
+    def __init__(self, path: Path, on_step: OnStep) -> None:
+        self._path = path
+        self._on_step = on_step
+        self._offset = path.stat().st_size if path.exists() else 0
+
+    def poll(self) -> None:
+        if not self._path.exists():
+            return
+        size = self._path.stat().st_size
+        if size == self._offset:
+            return
+        content = self._path.read_bytes()
+        if self._offset > len(content):  # a world that was resumed has cut its file
+            self._offset = 0
+        whole = content[self._offset : content.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        for line in whole.splitlines():
+            self._on_step(json.loads(line))
 
 
 def _environment(spec: WorkerSpec) -> dict[str, str]:
     environment = dict(os.environ)
     environment[RUN_ID_VARIABLE] = spec.mlflow_run_id
-    environment[PARENT_VARIABLE] = str(os.getpid())
-    environment[EXIT_CODES_VARIABLE] = str(_exit_codes(spec))
-    # It would compile every import anew in every worker.
+    environment[RUN_VARIABLE] = str(spec.run_directory)
+    # It would compile every import anew in every node.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     # A `data` folder of the workspace must not hide the package.
     environment["PYTHONSAFEPATH"] = "1"
     # Without it restarted workers can meet the addresses of the dead ones.
     environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    environment.setdefault("OMP_NUM_THREADS", "1")
+    # A node that has asked CUDA itself could not be forked any more.
+    environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    # More threads than one in a node that is forked: the workers would hang.
+    environment["OMP_NUM_THREADS"] = "1"
     environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
     return environment
-
-
-def _follow(path: Path, agent: subprocess.Popen[bytes]) -> Iterator[dict[str, float]]:
-    """Lines added to the step log from now on, until the agent ends."""
-    offset: int | None = None
-    while True:
-        running = agent.poll() is None
-        if path.exists():
-            content = path.read_bytes()
-            if offset is None or offset > len(content):
-                offset = 0
-            whole = content[offset : content.rfind(b"\n") + 1]
-            offset += len(whole)
-            for line in whole.splitlines():
-                yield json.loads(line)
-        if not running:
-            return
-        time.sleep(_POLL_SECONDS)
-
-
-def _end(agent: subprocess.Popen[bytes]) -> None:
-    """SIGTERM lets torchrun end its workers; they die with it in any case."""
-    if agent.poll() is None:
-        agent.send_signal(signal.SIGTERM)
-        try:
-            agent.wait(_GRACE_SECONDS)
-        except subprocess.TimeoutExpired:
-            agent.kill()
-            agent.wait()
-
-
-def _explain(spec: WorkerSpec, last_step: int, seconds: float, starved: bool) -> Incident:
-    """What happened. starved: the kernel has ended a process for want of memory meanwhile."""
-    first = find_cause(spec.run_directory)
-    if first is not None:
-        return Incident(
-            cause="error",
-            rank=first["rank"],
-            message=f"rank {first['rank']} failed: {first['message']}",
-            last_step=last_step,
-            seconds=seconds,
-        )
-    if shutil.disk_usage(spec.run_directory).free < _FULL_BYTES:
-        return Incident(
-            cause="error",
-            rank=None,
-            message=f"the disk of {spec.run_directory} is full: make room; {spec.after_kill}",
-            last_step=last_step,
-            seconds=seconds,
-        )
-    codes = _read_exit_codes(spec)
-    # Those that lost a peer are ended by torchrun with SIGTERM, or by gloo's error.
-    killed = sorted(rank for rank, number in codes.items() if number < 0 and -number != _SIGTERM)
-    who = "the workers ended"
-    if killed:
-        who = f"rank {killed[0]} was ended by {signal.Signals(-codes[killed[0]]).name}"
-    if starved and killed and codes[killed[0]] == -signal.SIGKILL:
-        peaks = _read_peak_bytes(spec.run_directory)
-        held = f"; the workers held up to {max(peaks) / 2**20:,.0f} MiB each" if peaks else ""
-        return Incident(
-            cause="memory",
-            rank=killed[0],
-            message=f"{who} after step {last_step}, because the machine ran out of memory{held}. "
-            f"What would help: {ADVICE}. {spec.after_kill}",
-            last_step=last_step,
-            seconds=seconds,
-        )
-    return Incident(
-        cause="killed",
-        rank=killed[0] if killed else None,
-        message=f"{who} after step {last_step}",
-        last_step=last_step,
-        seconds=seconds,
-    )
-
-
-def find_cause(directory: Path) -> dict[str, Any] | None:
-    """What the first rank left that failed by itself, and not because it lost another one."""
-    found = [_read_json(path) for path in directory.glob("failure-*.json")]
-    failures = sorted(filter(None, found), key=lambda failure: float(failure["time"]))
-    return next((failure for failure in failures if not failure["peer_lost"]), None)
-
-
-def _read_peak_bytes(directory: Path) -> list[float]:
-    """The memory that each rank's step log says it held at most."""
-    peaks = []
-    for path in directory.glob(rank_steps_file("*")):
-        if lines := path.read_bytes().splitlines():
-            peaks.append(json.loads(lines[-1])["peak_rss_bytes"])
-    return peaks
-
-
-def _read_exit_codes(spec: WorkerSpec) -> dict[int, int]:
-    """Exit codes of the ranks that failed; none when torchrun itself was killed."""
-    codes = _read_json(_exit_codes(spec)) or {}
-    return {int(rank): int(number) for rank, number in codes.items()}
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    """What a process left; None when it left nothing, or a full disk took nothing."""
-    try:
-        content: dict[str, Any] = json.loads(path.read_bytes())
-    except (FileNotFoundError, json.JSONDecodeError):
-        return None
-    return content
-
-
-def _exit_codes(spec: WorkerSpec) -> Path:
-    return spec.run_directory / "exit-codes.json"
 
 
 def _log_directory(spec: WorkerSpec) -> Path:

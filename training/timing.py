@@ -3,23 +3,11 @@
 from collections.abc import Callable
 from time import perf_counter
 from types import TracebackType
-from typing import Literal
 
 from torch import Tensor
 from torch.autograd import Variable
 
-Phase = Literal["data_wait", "forward", "backward", "communication", "optimizer", "checkpoint"]
-
-PHASES: tuple[Phase, ...] = (
-    "data_wait",
-    "forward",
-    "backward",
-    "communication",
-    "optimizer",
-    "checkpoint",
-)
-OTHER = "other"
-"""What no phase took: the loop itself and its log."""
+from training.phases import OTHER, PHASES, Phase
 
 _COMMUNICATION = PHASES.index("communication")
 _OTHER = len(PHASES)
@@ -33,8 +21,14 @@ class StepTimer:
     this machine: what a GPU still computes when a phase ends counts where the loop waits for it.
     """
 
-    def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = perf_counter,
+        on_phase: Callable[[int], None] = lambda index: None,
+    ) -> None:
+        """on_phase: told the index in PHASES of each phase that begins, or one more for `other`."""
         self._clock = clock
+        self._on_phase = on_phase
         self._seconds = [0.0] * (_OTHER + 1)
         self._outer: list[int] = []
         self._current = _OTHER
@@ -72,6 +66,7 @@ class StepTimer:
         self._seconds[self._current] += now - self._since
         self._since = now
         self._current = index
+        self._on_phase(index)
 
     def enter(self, index: int) -> None:
         """Begin the phase of this index, inside the present one."""

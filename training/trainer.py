@@ -14,6 +14,7 @@ from training.checkpoint_history import StepHistory
 from training.checkpoint_random import follow_torch
 from training.config import TrainConfig
 from training.evaluate import rehearse
+from training.heartbeat import Heartbeat
 from training.memory import (
     check_memory,
     count_local_workers,
@@ -71,7 +72,8 @@ def train(spec: TrainSpec, workload: Workload, on_step: OnStep) -> None:
         extras["steps"] = StepHistory(spec.run_directory / STEPS_FILE)
     resumed = checkpoints.load(model.parts, optimizers, extras)
     progress = resumed or Checkpoint(step=0, cursor=0)
-    timer = StepTimer()
+    heartbeat = Heartbeat(spec.run_directory, dist.get_rank())
+    timer = StepTimer(on_phase=heartbeat.enter)
     num_batches = config.dims.num_replicas * model.batches_per_step
     log = StepLog(spec.run_directory, progress.step, timer, on_step, device, num_batches)
     grad_norm = torch.zeros(())
@@ -104,6 +106,7 @@ def train(spec: TrainSpec, workload: Workload, on_step: OnStep) -> None:
         StepProfiler(spec.run_directory, config.profile) as profiler,
     ):
         for step, batches in steps:
+            heartbeat.begin_step(step)
             for inputs, target in batches:
                 loss = model.forward_backward(inputs.to(device), target.to(device), timer)
             if not is_checked:
@@ -120,6 +123,7 @@ def train(spec: TrainSpec, workload: Workload, on_step: OnStep) -> None:
                 synchronizer.after_step(step)
             profiler.step()
         synchronizer.finish()
+    heartbeat.end()
     save_weights(model, workload, config, spec.run_directory / WEIGHTS_FILE)
     dist.barrier()
 

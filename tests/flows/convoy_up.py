@@ -78,7 +78,7 @@ def find_processes(workspace: Workspace) -> list[str]:
         try:
             home = process.environ().get("PREFECT_HOME", "")
             if process.cwd() == str(workspace.path) or home.startswith(str(workspace.path)):
-                found.append(" ".join(process.cmdline()))
+                found.append(" ".join([process.name(), *process.cmdline()]))
         except psutil.Error:  # gone meanwhile, or not ours to look at
             continue
     return found

@@ -89,7 +89,7 @@ def test_no_process_is_left_of_an_ended_up(
 
 
 def await_workers(workspace: Workspace) -> None:
-    wait_until(lambda: [p for p in find_processes(workspace) if "-u -m training.worker" in p])
+    wait_until(lambda: [p for p in find_processes(workspace) if p.startswith("convoy-rank")])
 
 
 def read_status(workspace: Workspace) -> str:

@@ -25,8 +25,8 @@ from pipeline.lineage import digest_config, digest_training
 from pipeline.report import compare, format_metric, format_size, render_report, write_report
 from pipeline.stages import STAGES, TrainReport
 from training.evaluate import Metrics, Score
+from training.incidents import Incident
 from training.registry import ModelVersion
-from training.supervisor import Incident
 
 NOW = datetime(2030, 5, 1, 12, 0, tzinfo=UTC)
 HTML = "<script>document.title = 'broken'</script>"

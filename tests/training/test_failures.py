@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from tests.training.ranks import run_ranks
-from training.supervisor import find_cause
+from training.incidents import find_cause
 
 SECRET = "content-of-a-record"
 
@@ -14,8 +14,8 @@ def _raise_in_rank_1(directory: Path, inside_user_code: bool) -> None:
     import torch
     import torch.distributed as dist
 
+    from training.rank import leave_failure
     from training.usercode import UserCode
-    from training.worker import leave_failure
 
     rank = dist.get_rank()
     code = UserCode("toy", None, directory / f"failure-{rank}.txt")

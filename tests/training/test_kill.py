@@ -35,13 +35,12 @@ def wait_until(condition: Callable[[], Any], seconds: float = 120.0) -> Any:
     raise AssertionError("it did not happen in time")
 
 
-def processes(workspace: Workspace, module: str = "training.") -> list[psutil.Process]:
-    """The agents and workers that run in the workspace."""
+def processes(workspace: Workspace, name: str = "convoy-") -> list[psutil.Process]:
+    """The nodes, agents and ranks that run in the workspace."""
     found = []
     for process in psutil.process_iter():
         try:
-            inside = process.cwd() == str(workspace.path)
-            if inside and any(module in part for part in process.cmdline()):
+            if process.name().startswith(name) and process.cwd() == str(workspace.path):
                 found.append(process)
         except psutil.Error:  # gone meanwhile, or not ours to look at
             continue
@@ -105,8 +104,7 @@ def test_a_killed_worker_is_started_again_in_the_same_call(
     workspace = prepared(tmp_path / "w")
     stage = workspace.start("convoy", "stage", "train")
     wait_until(lambda: commits(workspace))
-    workers = wait_until(lambda: processes(workspace, "training.worker"))
-    victim = next(p for p in workers if p.environ().get("RANK") == "1")
+    [victim] = wait_until(lambda: processes(workspace, "convoy-rank-1"))
     victim.kill()
     output, _ = stage.communicate(timeout=180)
     assert stage.returncode == 0, output
@@ -139,3 +137,48 @@ def test_the_first_ranks_own_error_is_shown_and_its_text_stays_here(tmp_path: Pa
     assert "secret-of-a-record" in output  # the terminal of this machine has the traceback
     assert mlflow_statuses(workspace) == ["FAILED"]
     assert not (workspace.path / "artifacts/train").exists()
+
+
+def test_a_stopped_rank_is_named_and_the_training_goes_on(
+    undisturbed: Workspace, tmp_path: Path
+) -> None:
+    workspace = prepared(tmp_path / "w")
+    stage = workspace.start("convoy", "stage", "train")
+    wait_until(lambda: commits(workspace))
+    [victim] = wait_until(lambda: processes(workspace, "convoy-rank-1"))
+    victim.suspend()
+    output, _ = stage.communicate(timeout=180)
+    assert stage.returncode == 0, output
+    assert "survived: rank 1 is stopped in " in output
+    [incident] = workspace.read_json("artifacts/train/report.json")["incidents"]
+    assert (incident["cause"], incident["rank"]) == ("hang", 1)
+    [stacks] = workspace.path.glob(".convoy/runs/*/logs/hang-1.txt")
+    # The one that waits says where; the one that is stopped cannot.
+    assert "rank 0:" in stacks.read_text()
+    assert "trainer.py" in stacks.read_text()
+    assert "rank 1:" not in stacks.read_text()
+    assert workspace.read(WEIGHTS) == undisturbed.read(WEIGHTS)
+    assert processes(workspace) == []
+
+
+def test_a_lost_node_and_then_another(tmp_path: Path) -> None:
+    nodes = {"nodes": 2, "min_nodes": 1, "max_restarts": 1, "steps": 100_000}
+    workspace = make_workspace(tmp_path / "w", train=TRAIN | nodes)
+    for name in ("ingest", "shard", "upload"):
+        workspace.run("convoy", "stage", name)
+    stage = workspace.start("convoy", "stage", "train")
+    first = wait_until(lambda: commits(workspace))
+    assert len(processes(workspace, "convoy-node")) == 2
+    processes(workspace, "convoy-node")[1].kill()
+    # One is left: it goes on with one replica, beside the node that comes back.
+    wait_until(lambda: len(processes(workspace, "convoy-rank")) == 1)
+    wait_until(lambda: set(commits(workspace)) - set(first))
+    [rank] = processes(workspace, "convoy-rank")
+    rank.kill()
+    output, _ = stage.communicate(timeout=120)
+    assert stage.returncode == 1
+    assert "the workers were ended 2 times, more than train.max_restarts 1 allows" in output
+    assert "node_lost: node 1 was lost in step " in output
+    assert "killed: rank 0 was ended by SIGKILL in step " in output
+    assert "`convoy stage train` goes on from it" in output
+    assert processes(workspace) == []

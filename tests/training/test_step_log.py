@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from tests.training.ranks import run_ranks
-from training.timing import OTHER, PHASES, StepTimer
+from training.phases import OTHER, PHASES
+from training.timing import StepTimer
 
 _SPLIT = [f"{name}_seconds" for name in (*PHASES, OTHER)]
 

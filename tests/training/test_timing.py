@@ -5,7 +5,8 @@ import time
 import pytest
 
 from tests.training.ranks import run_ranks
-from training.timing import OTHER, PHASES, StepTimer
+from training.phases import OTHER, PHASES
+from training.timing import StepTimer
 
 _LATE_SECONDS = 0.3
 

@@ -74,7 +74,8 @@ def run(work: Workspace, *, stop_after: int | None = None, **train: Any) -> list
             raise Stopped
         lines.append(line)
 
-    train_here(spec, load_workload(spec.workload, work.path), note)
+    workload = load_workload(spec.workload, work.path)
+    train_here(spec, workload, note)
     return lines
 
 

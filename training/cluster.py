@@ -1,0 +1,169 @@
+"""The nodes of a run on this machine: a warm process each, kept from world to world."""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from training.node import WorldEnd, WorldOrder
+from training.process import PARENT_VARIABLE
+
+RUN_VARIABLE = "CONVOY_RUN"
+"""Environment variable with the run's directory: every process of a run is found by it."""
+
+
+@dataclass(frozen=True)
+class NodeEvent:
+    """What became of a node."""
+
+    node: int
+    end: WorldEnd | None
+    """How its part of the world ended; None: the node itself is gone."""
+
+
+class _Node:
+    def __init__(
+        self, root: Path, environment: Mapping[str, str], log: Path, was_lost: bool
+    ) -> None:
+        self.was_lost = was_lost
+        """Whether it takes the place of one that was lost, and is not ready yet."""
+        with log.open("ab") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "training.node"],
+                cwd=root,
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                process_group=0,
+            )
+        self.is_ready = False
+        self.world: str | None = None
+        self._rest = b""
+
+    @property
+    def descriptor(self) -> int:
+        assert self.process.stdout
+        return self.process.stdout.fileno()
+
+    def send(self, order: WorldOrder | None) -> None:
+        assert self.process.stdin
+        line = order.model_dump_json() if order else "null"
+        with suppress(BrokenPipeError):  # then its reports end too, and it counts as lost
+            self.process.stdin.write(line.encode() + b"\n")
+            self.process.stdin.flush()
+
+    def read(self) -> list[bytes] | None:
+        """Whole lines that came; None when the node is gone."""
+        content = os.read(self.descriptor, 1 << 16)
+        if not content:
+            return None
+        *lines, self._rest = (self._rest + content).split(b"\n")
+        return lines
+
+    def close(self) -> None:
+        assert self.process.stdin
+        assert self.process.stdout
+        self.process.kill()
+        self.process.wait()
+        with suppress(BrokenPipeError):
+            self.process.stdin.close()
+        self.process.stdout.close()
+
+
+class LocalCluster:
+    """Nodes of this machine. Leaving the context ends all of them, whatever they do."""
+
+    def __init__(
+        self, num_nodes: int, root: Path, environment: Mapping[str, str], log_directory: Path
+    ) -> None:
+        log_directory.mkdir(parents=True, exist_ok=True)
+        self._root = root
+        self._environment = {**environment, PARENT_VARIABLE: str(os.getpid())}
+        self._logs = log_directory
+        self._nodes = {number: self._start_node(number) for number in range(num_nodes)}
+
+    def __enter__(self) -> "LocalCluster":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for node in self._nodes.values():
+            node.close()
+
+    @property
+    def ready(self) -> list[int]:
+        """Nodes that have no world and can start one at once."""
+        return [n for n, node in self._nodes.items() if node.is_ready and node.world is None]
+
+    @property
+    def awaited(self) -> bool:
+        """Whether a node that was never lost is still starting, or has not ended its world."""
+        return any(
+            not node.was_lost and not (node.is_ready and node.world is None)
+            for node in self._nodes.values()
+        )
+
+    def start(self, node: int, order: WorldOrder) -> None:
+        """Have a ready node run its part of a world."""
+        self._nodes[node].world = order.name
+        self._nodes[node].send(order)
+
+    def stop(self, nodes: Sequence[int]) -> None:
+        """End what these nodes run, at once; their ends are events like any other."""
+        for number in nodes:
+            self._nodes[number].send(None)
+
+    def poll(self, seconds: float) -> list[NodeEvent]:
+        """What happened to nodes, as soon as something did or after this time.
+
+        A lost node is started again; it is ready some seconds later.
+        """
+        by_descriptor = {node.descriptor: number for number, node in self._nodes.items()}
+        ready, _, _ = select.select(list(by_descriptor), [], [], seconds)
+        return [event for found in ready for event in self._read(by_descriptor[found])]
+
+    def _read(self, number: int) -> Iterator[NodeEvent]:
+        node = self._nodes[number]
+        lines = node.read()
+        if lines is None:
+            node.close()
+            self._nodes[number] = self._start_node(number, was_lost=True)
+            yield NodeEvent(number, None)
+            return
+        for line in lines:
+            said = json.loads(line)
+            if "ready" in said:
+                node.is_ready, node.was_lost = True, False
+                continue
+            node.world = None
+            yield NodeEvent(number, WorldEnd.model_validate(said))
+
+    def _start_node(self, number: int, was_lost: bool = False) -> _Node:
+        log = self._logs / f"node-{number}.log"
+        return _Node(self._root, self._environment, log, was_lost)
+
+
+def reap(run_directory: Path) -> list[int]:
+    """Kill every process that an earlier life of the run left, and give their numbers."""
+    mark = f"{RUN_VARIABLE}={run_directory}".encode()
+    left = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        with suppress(OSError):  # gone meanwhile, or not ours to look at
+            if mark in (entry / "environ").read_bytes().split(b"\0"):
+                os.kill(int(entry.name), signal.SIGKILL)
+                left.append(int(entry.name))
+    return left
