@@ -55,7 +55,8 @@ class Heartbeat:
     def enter(self, phase: int) -> None:
         """Say that a phase begins, by its index in PHASES, or one more for `other`."""
         now = time.monotonic()
-        _LAYOUT.pack_into(self._memory, 0, self._pid, self._step, phase, now, self._step_seconds)
+        # One copy: packed in place, a field would be zero for a moment, and might be read then.
+        self._memory[:] = _LAYOUT.pack(self._pid, self._step, phase, now, self._step_seconds)
 
     def begin_step(self, step: int) -> None:
         """Say that a step begins, and so that the one before it is done."""

@@ -126,7 +126,8 @@ class TrainSpec(WorkerSpec, frozen=True, extra="forbid"):
         dims = self.config.fit_dims(num_nodes)
         if dims is None:
             return None
-        config = self.config.model_copy(update={"dims": dims})
+        fewer = {"dims": dims, "nodes": num_nodes, "min_nodes": None}
+        config = self.config.model_copy(update=fewer)
         return self.model_copy(update={"config": config})
 
     def open_shards(self) -> tuple[SealedShards, tuple[Shard, ...]]:
