@@ -149,14 +149,15 @@ def record_access(
     name: str,
     num_bytes: int = 0,
     refused: str | None = None,
+    artifact: str = "shard",
 ) -> None:
-    """Append what happened to an object of the class `shard`. Raises StorageError."""
+    """Append what happened to an object of an artifact class. Raises StorageError."""
     log.append(
         AccessEntry(
             region=region.name,
             action=action,
             object=name,
-            artifact="shard",
+            artifact=artifact,
             num_bytes=num_bytes,
             decision="refused" if refused else "allowed",
             reason=refused or "residency",

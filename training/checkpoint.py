@@ -18,10 +18,10 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.optim import Optimizer
 
 from data.residency import refusal
-from data.sealed_shards import SealedShards
+from data.sealed_shards import SealedShards, record_access
 from storage.errors import ConvoyError
 from storage.sealed import SealedReader
-from training.checkpoint_files import CheckpointFiles, Found, record_checkpoint, store_folder
+from training.checkpoint_files import CheckpointFiles, Found, store_folder
 from training.checkpoint_identity import explain_difference
 from training.checkpoint_policy import Timetable
 from training.checkpoint_random import begin_generators, read_generators, set_generators
@@ -227,7 +227,14 @@ class Checkpointer:
             decision = self._spec.residency.decide(jurisdiction, "checkpoint", region.name)
             if not decision.allowed:
                 name = store_folder(self._spec.run_directory.name)
-                record_checkpoint(self._sealed.log, region, "refuse", name, refused=decision.reason)
+                record_access(
+                    self._sealed.log,
+                    region,
+                    "refuse",
+                    name,
+                    refused=decision.reason,
+                    artifact="checkpoint",
+                )
                 raise refusal(decision)
 
     @property

@@ -19,13 +19,12 @@ from typing import Any, Literal
 import rfc8785
 from pydantic import AwareDatetime, BaseModel, NonNegativeInt, ValidationError
 
-from data.sealed_shards import SealedShards
-from storage.access_log import AccessEntry, AccessLog, Action
+from data.sealed_shards import SealedShards, record_access
+from storage.access_log import Action
 from storage.buffers import Buffers
 from storage.envelope import associated_data, authenticate
 from storage.errors import ObjectMissing, SealBroken
 from storage.private_file import sync_directory
-from storage.region import Region
 from storage.sealed import PART_BYTES, SealedReader, seal_parts
 from storage.store import KeyStore, open_store
 from training.errors import CheckpointError
@@ -332,29 +331,7 @@ def remove_stored(store: KeyStore, folder: str) -> None:
 
 
 def _record(sealed: SealedShards, action: Action, name: str, num_bytes: int) -> None:
-    record_checkpoint(sealed.log, sealed.region, action, name, num_bytes)
-
-
-def record_checkpoint(
-    log: AccessLog,
-    region: Region,
-    action: Action,
-    name: str,
-    num_bytes: int = 0,
-    refused: str | None = None,
-) -> None:
-    """Append what happened to an object of the class `checkpoint`. Raises StorageError."""
-    log.append(
-        AccessEntry(
-            region=region.name,
-            action=action,
-            object=name,
-            artifact="checkpoint",
-            num_bytes=num_bytes,
-            decision="refused" if refused else "allowed",
-            reason=refused or "residency",
-        )
-    )
+    record_access(sealed.log, sealed.region, action, name, num_bytes, artifact="checkpoint")
 
 
 def _reader_of(pieces: Sequence[memoryview]) -> Callable[[memoryview], None]:
