@@ -78,7 +78,7 @@ def plan_cases(
     cases = [_case("same workers", config, root, plain, shards, _draw_kills(draw, plain, every))]
     accumulated = _vary(plain, accumulate=2)
     mixed = _vary(accumulated or plain, precision="bfloat16")
-    if mixed and getattr(plain, "precision", "float32") == "float32":
+    if mixed and plain.precision == "float32":
         kills = _draw_kills(draw, mixed, every)
         cases.append(_case("mixed precision", config, root, mixed, shards, kills))
     other = _other_layout(plain)
@@ -86,7 +86,7 @@ def plan_cases(
         step = draw.randrange(every + 1, steps)
         kills = (Kill(when="step", step=step, rank=_draw_rank(draw, plain)),)
         case = _case("other workers", config, root, plain, shards, kills)
-        low = getattr(plain, "precision", "float32") != "float32"
+        low = plain.precision != "float32"
         cases.append(
             case.model_copy(
                 update={

@@ -145,8 +145,7 @@ def _coverage(
         yield "dropout"
     if len({line["lr"] for line in lines.values()}) > 1:
         yield "a schedule"
-    config: dict[str, Any] = case.spec.config.model_dump()
-    if config.get("precision", "float32") != "float32":
+    if case.spec.config.precision != "float32":
         yield "mixed precision"
     if count_parts(case.spec.config) > 1:
         yield "accumulation"

@@ -12,9 +12,8 @@ from training.spec import TrainSpec
 def count_parts(config: TrainConfig) -> int:
     """How often a step computes a loss, in each rank that computes it."""
     if config.dims.pp > 1:
-        microbatches: int = config.model_dump()["pipeline"]["microbatches"]
-        return microbatches
-    return int(getattr(config, "accumulate", 1))
+        return config.pipeline.microbatches
+    return config.accumulate
 
 
 class Kill(BaseModel, frozen=True, extra="forbid"):

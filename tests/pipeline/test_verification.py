@@ -29,12 +29,15 @@ def test_a_resumed_run_ends_as_an_undisturbed_one(
     assert verify_resume("--json", "--steps", "24", "--seed", "5") == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["passed"]
-    same, other = answer["findings"]
+    same, mixed, other = answer["findings"]
     assert [one["name"] for one in answer["findings"]] == [
         "same workers",
+        "mixed precision",
         "other workers",
     ]
     assert set(same["covers"]) == {"an epoch's end", "dropout", "a schedule"}
+    assert set(mixed["covers"]) == {*same["covers"], "mixed precision", "accumulation"}
+    assert ", part 2" in mixed["kills"][2]
     assert same["num_tensors"] == 16  # 4 parameters, each with 3 tensors of AdamW
     assert [" in step " in kill for kill in same["kills"]] == [True, False]
     assert " while saving step " in same["kills"][1]
