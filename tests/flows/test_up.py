@@ -61,7 +61,7 @@ def test_a_killed_run_takes_its_api_and_workers_along(up: Up, completed: str) ->
 
 
 def test_ctrl_c_ends_a_run_and_says_killed(up: Up, completed: str) -> None:
-    process = up.workspace.start("convoy", "run")
+    process = up.workspace.start("convoy", "run", "--set", "train.steps=900000")
     await_workers(up.workspace)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
