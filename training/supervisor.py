@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from storage.access_log import RUN_ID_VARIABLE
 from training.cluster import RUN_VARIABLE, LocalCluster, reap
@@ -75,7 +74,7 @@ class _Supervision:
         self._spec = spec
         self._cluster = cluster
         self._rendezvous = rendezvous
-        self._steps = _StepFollower(spec.run_directory / spec.progress_file, on_step)
+        self._steps = StepFollower(spec.run_directory / spec.progress_file, on_step)
         self._incidents: list[Incident] = []
         self._num_worlds = 0
         self._last_progress = time.monotonic()
@@ -86,10 +85,9 @@ class _Supervision:
         while True:
             world = self._start_world()
             outcome = self._watch(world)
-            if outcome == "finished":
+            if outcome is None:
                 return tuple(self._incidents)
-            if isinstance(outcome, Incident):
-                self._judge(outcome)
+            self._judge(outcome)
 
     def _start_world(self) -> _World:
         nodes, spec = self._await_nodes()
@@ -140,7 +138,7 @@ class _Supervision:
             f"{_log_directory(spec)}/node-*.log; {spec.after_kill}"
         )
 
-    def _watch(self, world: _World) -> Incident | Literal["finished", "grown"]:
+    def _watch(self, world: _World) -> Incident | None:
         hangs = HangWatch(self._spec.recovery.patience_seconds)
         ends: dict[int, WorldEnd | None] = {}
         hang: Hang | None = None
@@ -161,7 +159,7 @@ class _Supervision:
                 self._stop(world, ends)
         self._steps.poll()
         if all(end and end.finished for end in ends.values()):
-            return "finished"
+            return None
         return self._explain(world, ends, hang)
 
     def _stop(self, world: _World, ends: dict[int, WorldEnd | None]) -> None:
@@ -244,27 +242,39 @@ class _Supervision:
             time.sleep(min(recovery.longest_backoff_seconds, 2.0 ** len(self._incidents)))
 
 
-class _StepFollower:
-    """Passes on each line that is added to the step log."""
+class StepFollower:
+    """Passes on each step that is added to a step log, once: a world that is resumed cuts its file
+    back, by putting another in its place, and makes some steps again."""
 
     def __init__(self, path: Path, on_step: OnStep) -> None:
         self._path = path
         self._on_step = on_step
-        self._offset = path.stat().st_size if path.exists() else 0
+        self._inode = 0
+        self._offset = 0
+        self._last_step = -1.0
+        for line in self._read():  # of an earlier call, which has passed them on
+            self._last_step = line["step"]
 
     def poll(self) -> None:
-        if not self._path.exists():
-            return
-        size = self._path.stat().st_size
-        if size == self._offset:
-            return
-        content = self._path.read_bytes()
-        if self._offset > len(content):  # a world that was resumed has cut its file
-            self._offset = 0
-        whole = content[self._offset : content.rfind(b"\n") + 1]
+        """Pass on what came since the last call."""
+        for line in self._read():
+            if line["step"] > self._last_step:
+                self._last_step = line["step"]
+                self._on_step(line)
+
+    def _read(self) -> list[dict[str, float]]:
+        try:
+            with self._path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                if status.st_ino != self._inode or status.st_size < self._offset:
+                    self._inode, self._offset = status.st_ino, 0
+                file.seek(self._offset)
+                content = file.read()
+        except FileNotFoundError:
+            return []
+        whole = content[: content.rfind(b"\n") + 1]
         self._offset += len(whole)
-        for line in whole.splitlines():
-            self._on_step(json.loads(line))
+        return [json.loads(line) for line in whole.splitlines()]
 
 
 def _environment(spec: WorkerSpec) -> dict[str, str]:

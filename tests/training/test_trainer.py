@@ -20,7 +20,7 @@ from tests.pipeline.conftest import edit
 from tests.workspaces import Workspace
 from training.config import OptimizerConfig, TrainConfig
 from training.errors import CheckpointError, TrainingError, WorkloadError
-from training.spec import NONFINITE_FILE, STEPS_FILE, WEIGHTS_FILE, TrainSpec
+from training.spec import NONFINITE_FILE, SPEC_FILE, STEPS_FILE, WEIGHTS_FILE, TrainSpec
 from training.workload import load_workload
 
 MODULE = Path("toy_workload.py")
@@ -292,6 +292,12 @@ class TestTrain:
         content = json.loads(marker.read_text())
         marker.write_text(json.dumps(content | {"fingerprint": "0" * 64}))
         refused(work, CheckpointError, "is of another run (000000000000, this one is ffffffffffff)")
+
+    def test_a_world_that_was_given_up_commits_nothing(self, work: Workspace) -> None:
+        Path("run").mkdir()
+        Path("run", SPEC_FILE).write_text('{"fencing_token": 1}')
+        refused(work, CheckpointError, "is not committed: a later world of this run was started")
+        assert not list(Path("run").glob("*/*/committed.json"))
 
     def test_a_checkpoint_that_was_cut(self, work: Workspace) -> None:
         run(work)
