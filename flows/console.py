@@ -54,6 +54,9 @@ class _Bars:
         self._ids: dict[str, TaskID] = {}
 
     def __call__(self, report: progress.Progress) -> None:
+        if report.is_event:
+            self._bars.console.print(str(report), highlight=False)
+            return
         if report.stage not in self._ids:
             self._ids[report.stage] = self._bars.add_task(
                 report.stage, total=None, count="", note=""
@@ -72,6 +75,9 @@ class _Lines:
         self._shown = 0.0
 
     def __call__(self, report: progress.Progress) -> None:
+        if report.is_event:
+            print(report, file=sys.stderr, flush=True)
+            return
         now = time.monotonic()
         soon = report.stage == self._stage and now - self._shown < _LINE_SECONDS
         if soon and report.done != report.total:

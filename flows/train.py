@@ -129,6 +129,9 @@ class _Watcher:
     def __call__(self, progress: Progress) -> None:
         if self._outer is not None:
             self._outer(progress)
+        if progress.is_event:
+            self._logger.warning("%s", progress)
+            return
         now = time.monotonic()
         soon = progress.stage == self._stage and now - self._shown < _PROGRESS_SECONDS
         if soon and progress.done != progress.total:

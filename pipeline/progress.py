@@ -19,6 +19,8 @@ class Progress:
     unit: str
     note: str = ""
     """What else is worth a look, for example the loss."""
+    is_event: bool = False
+    """Something that happened, and no further count: to be shown in any case."""
 
     @property
     def count(self) -> str:
@@ -52,6 +54,13 @@ def report(stage: str, done: int, total: int | None, unit: str, note: str = "") 
     listener = _listener.get()
     if listener is not None:
         listener(Progress(stage, done, total, unit, note))
+
+
+def report_event(stage: str, what: str) -> None:
+    """Tell the listener, if there is one, of something that happened."""
+    listener = _listener.get()
+    if listener is not None:
+        listener(Progress(stage, 0, None, "", what, is_event=True))
 
 
 class Transfer:

@@ -34,14 +34,15 @@ from pipeline.checks import (
 from pipeline.config import Config
 from pipeline.errors import PipelineError, WorkspaceError
 from pipeline.lineage import digest_training, lineage_tags
-from pipeline.progress import Transfer, describe_seconds, report
+from pipeline.progress import Transfer, describe_seconds, report, report_event
 from pipeline.recording import open_log, recorded
 from pipeline.runs import open_run
 from pipeline.specs import evaluation_spec, train_spec
 from pipeline.versioning import check_repository
 from storage.access_log import AccessEntry
+from training.account import Account
 from training.evaluate import Metrics
-from training.incidents import Incident
+from training.incidents import Incident, Notice
 from training.plans import check_plans
 from training.registry import ModelVersion
 from training.spec import STEPS_FILE, WEIGHTS_FILE, rank_steps_file
@@ -83,6 +84,8 @@ class TrainReport(BaseModel, frozen=True, extra="forbid"):
     resumed: bool
     """Whether it went on from a checkpoint of an earlier, killed call."""
     incidents: tuple[Incident, ...]
+    notices: tuple[Notice, ...] = ()
+    """What else is worth knowing: slow ranks, worlds of another size."""
 
 
 def ingest(config: Config) -> RawInput:
@@ -210,7 +213,8 @@ def train(config: Config) -> TrainReport:
                 _report_step(line, config.train.steps)
                 logger.log(line)
 
-            incidents = run_workers(spec, follow)
+            account = Account(lambda event: report_event("train", event.message))
+            run_workers(spec, follow, account)
         lines = [json.loads(x) for x in (run.directory / STEPS_FILE).read_text().splitlines()]
         result = TrainReport(
             fingerprint=run.fingerprint,
@@ -225,7 +229,8 @@ def train(config: Config) -> TrainReport:
             final_loss=lines[-1]["loss"],
             samples_per_second=lines[-1]["samples_per_second"],
             resumed=run.resumed,
-            incidents=incidents,
+            incidents=account.incidents,
+            notices=account.notices,
         )
         with workspace.replace_directory(workspace.TRAINED) as fresh:
             shutil.copy(run.directory / WEIGHTS_FILE, fresh)

@@ -86,10 +86,10 @@ class Checkpointer:
         self._writer = CheckpointWriter(self._files, spec, dist.new_group(backend="gloo"))
         self._group = dist.new_group(backend="gloo")
         self._stager = Stager(self._group)
-        self._attempt: str = self._share(secrets.token_hex(4))
+        self._attempt: str = self.share(secrets.token_hex(4))
         self._num_saves = 0
         self._num_resumes = 0
-        self._table = Timetable(spec.config.checkpoint, self._share)
+        self._table = Timetable(spec.config.checkpoint, self.share)
 
     def load(
         self,
@@ -105,7 +105,7 @@ class Checkpointer:
         another run, and for one that was changed.
         """
         self.close()
-        newest: Found | None = self._share(self._find_newest() if self._rank == 0 else None)
+        newest: Found | None = self.share(self._find_newest() if self._rank == 0 else None)
         if newest is None:
             return None
         commit = newest.commit
@@ -132,7 +132,7 @@ class Checkpointer:
         self._num_resumes = commit.num_resumes + 1
         self._table = Timetable(
             self._spec.config.checkpoint,
-            self._share,
+            self.share,
             running_seconds=commit.running_seconds,
             num_failures=self._num_resumes,
         )
@@ -241,7 +241,7 @@ class Checkpointer:
     def _layout(self) -> dict[str, int]:
         return self._spec.config.dims.model_dump()
 
-    def _share(self, value: Any) -> Any:
+    def share(self, value: Any) -> Any:
         """Rank 0's value, on every rank."""
         answer = [value]
         dist.broadcast_object_list(answer, src=0, group=self._group)

@@ -6,12 +6,14 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from training.config import RecoveryConfig
 from training.node import WorldEnd, WorldOrder
 from training.process import PARENT_VARIABLE
 
@@ -79,15 +81,27 @@ class _Node:
 
 
 class LocalCluster:
-    """Nodes of this machine. Leaving the context ends all of them, whatever they do."""
+    """Nodes of this machine. Leaving the context ends all of them, whatever they do.
+
+    The place of a lost node stays empty for a time, which doubles with every loss of it.
+    """
 
     def __init__(
-        self, num_nodes: int, root: Path, environment: Mapping[str, str], log_directory: Path
+        self,
+        num_nodes: int,
+        root: Path,
+        environment: Mapping[str, str],
+        log_directory: Path,
+        recovery: RecoveryConfig,
     ) -> None:
         log_directory.mkdir(parents=True, exist_ok=True)
         self._root = root
         self._environment = {**environment, PARENT_VARIABLE: str(os.getpid())}
         self._logs = log_directory
+        self._recovery = recovery
+        self._num_losses = [0] * num_nodes
+        self._excluded: dict[int, float] = {}
+        """Until when, by the monotonic clock."""
         self._nodes = {number: self._start_node(number) for number in range(num_nodes)}
 
     def __enter__(self) -> "LocalCluster":
@@ -104,8 +118,8 @@ class LocalCluster:
 
     @property
     def ready(self) -> list[int]:
-        """Nodes that have no world and can start one at once."""
-        return [n for n, node in self._nodes.items() if node.is_ready and node.world is None]
+        """Nodes that have no world and can start one at once, in order."""
+        return sorted(n for n, node in self._nodes.items() if node.is_ready and node.world is None)
 
     @property
     def awaited(self) -> bool:
@@ -125,11 +139,28 @@ class LocalCluster:
         for number in nodes:
             self._nodes[number].send(None)
 
+    def kill(self, nodes: Sequence[int]) -> None:
+        """End these nodes themselves: they are lost."""
+        for number in nodes:
+            if number in self._nodes:
+                self._nodes[number].process.kill()
+
+    def admit(self, least: int) -> None:
+        """End the exclusion of as many nodes as `least` lacks, those first whose time is over
+        soonest."""
+        for number in sorted(self._excluded, key=self._excluded.__getitem__):
+            if len(self._nodes) >= least:
+                break
+            self._admit(number)
+
     def poll(self, seconds: float) -> list[NodeEvent]:
         """What happened to nodes, as soon as something did or after this time.
 
-        A lost node is started again; it is ready some seconds later.
+        A lost node is started again when its exclusion is over; it is ready some seconds later.
         """
+        now = time.monotonic()
+        for number in [n for n, until in self._excluded.items() if until <= now]:
+            self._admit(number)
         by_descriptor = {node.descriptor: number for number, node in self._nodes.items()}
         ready, _, _ = select.select(list(by_descriptor), [], [], seconds)
         return [event for found in ready for event in self._read(by_descriptor[found])]
@@ -138,8 +169,7 @@ class LocalCluster:
         node = self._nodes[number]
         lines = node.read()
         if lines is None:
-            node.close()
-            self._nodes[number] = self._start_node(number, was_lost=True)
+            self._exclude(number)
             yield NodeEvent(number, None)
             return
         for line in lines:
@@ -149,6 +179,17 @@ class LocalCluster:
                 continue
             node.world = None
             yield NodeEvent(number, WorldEnd.model_validate(said))
+
+    def _exclude(self, number: int) -> None:
+        self._nodes.pop(number).close()
+        recovery = self._recovery
+        seconds = recovery.exclude_seconds * 2.0 ** self._num_losses[number]
+        self._num_losses[number] += 1
+        self._excluded[number] = time.monotonic() + min(seconds, recovery.longest_exclude_seconds)
+
+    def _admit(self, number: int) -> None:
+        del self._excluded[number]
+        self._nodes[number] = self._start_node(number, was_lost=True)
 
     def _start_node(self, number: int, was_lost: bool = False) -> _Node:
         log = self._logs / f"node-{number}.log"

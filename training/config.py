@@ -184,6 +184,11 @@ class RecoveryConfig(BaseModel, frozen=True, extra="forbid"):
     patience_seconds: PositiveFloat = 600.0
     """How long loading data, saving or starting may take without progress. Within a step three
     median steps and a second are a hang."""
+    exclude_seconds: NonNegativeFloat = 10.0
+    """How long the place of a lost node stays empty, where `min_nodes` can go on without it. It
+    doubles with every loss of that node."""
+    longest_exclude_seconds: NonNegativeFloat = 600.0
+    """Most that a place stays empty."""
     longest_backoff_seconds: NonNegativeFloat = 60.0
     """Most that is waited before a start, after starts that came to no step. The waits double."""
 
@@ -275,7 +280,9 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid"):
         if world_size % self.nodes:
             raise ValueError(f"nodes {self.nodes} must divide the {world_size} workers of dims")
         if self.least_nodes > self.nodes:
-            raise ValueError(f"min_nodes {self.min_nodes} is above nodes {self.nodes}")
+            raise ValueError(
+                f"min_nodes {self.min_nodes} is above nodes {self.nodes}: lower it, or raise nodes"
+            )
         return self
 
     @model_validator(mode="after")

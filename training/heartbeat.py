@@ -16,8 +16,9 @@ from training.phases import OTHER, PHASES
 STARTING = "starting"
 ENDED = "ended"
 _PHASES = (*PHASES, OTHER, STARTING, ENDED)
-# pid, steps done, phase, CLOCK_MONOTONIC of the last change, seconds of the last step.
-_LAYOUT = struct.Struct("<qqqdd")
+# pid, first step of this world, present step, phase, CLOCK_MONOTONIC of the last change, seconds
+# of the last step, seconds in each phase.
+_LAYOUT = struct.Struct(f"<qqqqdd{len(PHASES)}d")
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class Beat:
 
     rank: int
     pid: int
+    first_step: int
+    """The one that this world began with; 0 before."""
     step: int
     """The step that it is in."""
     phase: str
@@ -33,6 +36,8 @@ class Beat:
     """When it came there, by the machine's monotonic clock, in seconds."""
     step_seconds: float
     """Of the last whole step; 0 before."""
+    phase_seconds: tuple[float, ...] = ()
+    """Time in each of PHASES in all whole steps of this world."""
 
 
 class Heartbeat:
@@ -46,23 +51,42 @@ class Heartbeat:
         with pending.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), _LAYOUT.size)
         self._pid = os.getpid()
+        self._first_step = 0
         self._step = 0
         self._step_seconds = 0.0
-        self._began = time.monotonic()
-        self.enter(_PHASES.index(STARTING))
+        self._began = self._changed = time.monotonic()
+        self._phase = _PHASES.index(STARTING)
+        self._running = [0.0] * len(_PHASES)
+        self._whole = [0.0] * len(PHASES)
+        self.enter(self._phase)
         pending.rename(path)
 
     def enter(self, phase: int) -> None:
         """Say that a phase begins, by its index in PHASES, or one more for `other`."""
         now = time.monotonic()
+        self._running[self._phase] += now - self._changed
+        self._phase, self._changed = phase, now
         # One copy: packed in place, a field would be zero for a moment, and might be read then.
-        self._memory[:] = _LAYOUT.pack(self._pid, self._step, phase, now, self._step_seconds)
+        self._memory[:] = _LAYOUT.pack(
+            self._pid,
+            self._first_step,
+            self._step,
+            phase,
+            now,
+            self._step_seconds,
+            *self._whole,
+        )
 
     def begin_step(self, step: int) -> None:
         """Say that a step begins, and so that the one before it is done."""
         now = time.monotonic()
         self._step_seconds = now - self._began if self._step else 0.0
         self._step, self._began = step, now
+        if self._first_step:
+            self._whole = self._running[: len(PHASES)]
+        else:
+            self._first_step = step
+            self._running = [0.0] * len(_PHASES)  # the time to the first step is none of it
         self.enter(len(PHASES))
 
     def end(self) -> None:
@@ -75,12 +99,12 @@ def read_beats(directory: Path) -> list[Beat]:
     beats = []
     for path in sorted((directory / "progress").glob("rank-*[0-9]")):
         try:
-            pid, step, phase, changed, seconds = _LAYOUT.unpack(path.read_bytes())
+            pid, first, step, phase, changed, seconds, *by_phase = _LAYOUT.unpack(path.read_bytes())
         except FileNotFoundError:  # cleared meanwhile
             continue
-        beats.append(
-            Beat(int(path.name.removeprefix("rank-")), pid, step, _PHASES[phase], changed, seconds)
-        )
+        rank = int(path.name.removeprefix("rank-"))
+        spent = tuple(by_phase)
+        beats.append(Beat(rank, pid, first, step, _PHASES[phase], changed, seconds, spent))
     return beats
 
 

@@ -40,6 +40,27 @@ class Incident(BaseModel, frozen=True, extra="forbid"):
     """From the last progress before it to the first step after it."""
 
 
+NoticeKind = Literal["straggler", "fewer_nodes", "more_nodes", "fault", "not_simulated"]
+
+
+class Notice(BaseModel, frozen=True, extra="forbid"):
+    """Something of a run that is worth knowing and is no failure."""
+
+    kind: NoticeKind
+    """`straggler`: a rank is slower than the others. `fewer_nodes`, `more_nodes`: the run goes on
+    with another number of them. `fault`: a simulation did something. `not_simulated`: it could
+    not."""
+    message: str
+    rank: int | None = None
+    node: int | None = None
+    step: int
+    """The newest step that was begun."""
+    seconds: float
+    """Since the run was started."""
+    seconds_lost: float = 0.0
+    """From the last progress before it to the first step after it, where it ended a world."""
+
+
 def clear_failures(run_directory: Path) -> None:
     """Forget what an earlier world left."""
     for stale in run_directory.glob("failure-*.json"):

@@ -18,8 +18,9 @@ from training.workload import Workload
 
 Steps = Generator[tuple[int, Iterable[tuple[Tensor, Tensor]]], None, None]
 """The number of each step, from 1, with this worker's batches for it."""
-Meet = Callable[[int, int], None]
-"""Called with the first and the last of steps that all workers have behind them."""
+Meet = Callable[[int, int], bool]
+"""Called with the first and the last of steps that all workers have behind them; whether to go on,
+which all are told alike."""
 
 
 def open_loader(
@@ -77,7 +78,8 @@ def _in_turn(
             with timer.phase("data_wait"):
                 parts = [next(batches) for _ in range(batches_per_step)]
             yield step, parts
-            meet(step, step)
+            if not meet(step, step):
+                return
 
 
 def _as_claimed(
@@ -100,4 +102,5 @@ def _as_claimed(
                     batch = read(number)
                 yield number + 1, [batch]
             first, done = done + 1, synchronizer.meeting(done, config.steps)
-            meet(first, done)
+            if not meet(first, done):
+                return

@@ -98,6 +98,8 @@ class TrainSpec(WorkerSpec, frozen=True, extra="forbid"):
     """The same, to be read: what a refusal compares."""
     fencing_token: int = 0
     """Which world this is, of two that believe they are the run."""
+    lacking_nodes: int = 0
+    """Nodes that the run is to have more than this world: it makes way when they are back."""
     tracking_uri: str
     only_shards: frozenset[str] | None = None
     """Names of the shards to train on, of those that the site may read; null for all."""
@@ -128,7 +130,8 @@ class TrainSpec(WorkerSpec, frozen=True, extra="forbid"):
             return None
         fewer = {"dims": dims, "nodes": num_nodes, "min_nodes": None}
         config = self.config.model_copy(update=fewer)
-        return self.model_copy(update={"config": config})
+        lacking = {"lacking_nodes": self.nodes - num_nodes}
+        return self.model_copy(update={"config": config} | lacking)
 
     def open_shards(self) -> tuple[SealedShards, tuple[Shard, ...]]:
         """The site's sealed shards, and those for training that it may read."""

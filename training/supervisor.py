@@ -1,14 +1,14 @@
 """Runs the workers of a training to the last step, whatever dies on the way."""
 
-import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from storage.access_log import RUN_ID_VARIABLE
+from training.account import Account
 from training.cluster import RUN_VARIABLE, LocalCluster, reap
 from training.errors import WorkersFailed
 from training.hang import Hang, HangWatch, dump_stacks
@@ -16,15 +16,17 @@ from training.heartbeat import Beat, clear_beats, read_beats
 from training.incidents import Incident, clear_failures, explain_failure
 from training.memory import count_oom_kills
 from training.node import WorldEnd, WorldOrder
+from training.regroup import ask_to_make_way, clear_requests, has_made_way
 from training.rendezvous import host_rendezvous
 from training.spec import SPEC_FILE, TrainSpec, WorkerSpec, read_fencing_token
+from training.step_follower import OnStep, StepFollower
 
 _POLL_SECONDS = 0.1
 _PEERS_SECONDS = 1.0
 """In which those that lost a peer leave their word, before they are ended."""
+_ANSWER_SECONDS = 10.0
+"""In which a node that was told to end its world does, or is killed."""
 _ADDRESS = "127.0.0.1"
-
-OnStep = Callable[[dict[str, float]], None]
 
 
 @dataclass(frozen=True)
@@ -47,47 +49,58 @@ class _World:
         return f"world-{os.getpid()}-{self.number}"
 
 
-def run_workers(spec: WorkerSpec, on_step: OnStep) -> tuple[Incident, ...]:
+def run_workers(spec: WorkerSpec, on_step: OnStep, account: Account | None = None) -> None:
     """Run all workers to the last step, again from the last checkpoint when processes or nodes die
-    or hang.
+    or hang, on fewer nodes when some are lost, and on more when they are back.
 
-    `on_step` gets each logged step. Gives the incidents that were survived. Raises WorkersFailed
-    with the first failing rank's own error, or with all incidents once the budget is used up.
-    Whatever ends this call ends every process of the run.
+    `on_step` gets each logged step, `account` what went wrong. Raises WorkersFailed with the first
+    failing rank's own error, or with all incidents once the budget is used up. Whatever ends this
+    call ends every process of the run.
     """
     reap(spec.run_directory)
     with ExitStack() as stack:
         cluster = stack.enter_context(
-            LocalCluster(spec.nodes, spec.root, _environment(spec), _log_directory(spec))
+            LocalCluster(
+                spec.nodes, spec.root, _environment(spec), _log_directory(spec), spec.recovery
+            )
         )
         rendezvous = ""
         if spec.nodes > 1:
             # A store on one of the nodes would be lost with it, and the others would wait.
             rendezvous = stack.enter_context(host_rendezvous(_ADDRESS, _environment(spec)))
-        return _Supervision(spec, on_step, cluster, rendezvous).run()
+        account = account or Account(lambda event: None)
+        _Supervision(spec, on_step, account, cluster, rendezvous).run()
 
 
 class _Supervision:
     def __init__(
-        self, spec: WorkerSpec, on_step: OnStep, cluster: LocalCluster, rendezvous: str
+        self,
+        spec: WorkerSpec,
+        on_step: OnStep,
+        account: Account,
+        cluster: LocalCluster,
+        rendezvous: str,
     ) -> None:
         self._spec = spec
+        self._account = account
         self._cluster = cluster
         self._rendezvous = rendezvous
         self._steps = StepFollower(spec.run_directory / spec.progress_file, on_step)
-        self._incidents: list[Incident] = []
         self._num_worlds = 0
-        self._last_progress = time.monotonic()
-        self._open_incident = False
-        """Whether no step has been made since the last one."""
 
-    def run(self) -> tuple[Incident, ...]:
+    def run(self) -> None:
         while True:
             world = self._start_world()
             outcome = self._watch(world)
-            if outcome is None:
-                return tuple(self._incidents)
-            self._judge(outcome)
+            if outcome is not None:
+                self._judge(outcome)
+            elif has_made_way(self._spec.run_directory):
+                ready = len(self._cluster.ready)
+                self._account.tell_growth(
+                    f"the world of {len(world.nodes)} nodes makes way for one of {ready}"
+                )
+            else:
+                return
 
     def _start_world(self) -> _World:
         nodes, spec = self._await_nodes()
@@ -98,6 +111,7 @@ class _Supervision:
             spec = spec.model_copy(update={"fencing_token": token})
         clear_failures(spec.run_directory)
         clear_beats(spec.run_directory)
+        clear_requests(spec.run_directory)
         self._num_worlds += 1
         world = _World(self._num_worlds, nodes, spec, time.monotonic(), count_oom_kills())
         pending = path.with_suffix(".tmp")
@@ -116,6 +130,9 @@ class _Supervision:
                 log_directory=str(_log_directory(spec)),
             )
             self._cluster.start(node, order)
+        if len(nodes) < self._spec.nodes:
+            left = ", ".join(map(str, nodes))
+            self._account.tell("fewer_nodes", f"the run goes on on nodes {left} alone")
         return world
 
     def _await_nodes(self) -> tuple[tuple[int, ...], WorkerSpec]:
@@ -124,13 +141,15 @@ class _Supervision:
         Raises WorkersFailed when too few come in time.
         """
         spec = self._spec
-        deadline = time.monotonic() + spec.recovery.wait_seconds
-        while time.monotonic() < deadline:
-            if not self._cluster.awaited:
-                ready = self._cluster.ready
-                for number in range(len(ready), spec.min_nodes - 1, -1):
-                    if fitting := spec.fit(number):
-                        return tuple(ready[:number]), fitting
+        began = time.monotonic()
+        while (waited := time.monotonic() - began) < spec.recovery.wait_seconds:
+            ready = self._cluster.ready
+            # A node that does not answer is not waited for to the end, if it can be done without.
+            if not self._cluster.awaited or waited > spec.recovery.wait_seconds / 2:
+                number, fitting = self._fit(len(ready))
+                if fitting:
+                    return tuple(ready[:number]), fitting
+            self._cluster.admit(spec.min_nodes)
             self._cluster.poll(_POLL_SECONDS)
         raise WorkersFailed(
             f"{len(self._cluster.ready)} of {spec.nodes} nodes were ready after "
@@ -138,11 +157,20 @@ class _Supervision:
             f"{_log_directory(spec)}/node-*.log; {spec.after_kill}"
         )
 
+    def _fit(self, num_ready: int) -> tuple[int, WorkerSpec | None]:
+        """As many of so many nodes as the work can be cut for, and the work as it is cut."""
+        for number in range(num_ready, self._spec.min_nodes - 1, -1):
+            if fitting := self._spec.fit(number):
+                return number, fitting
+        return 0, None
+
     def _watch(self, world: _World) -> Incident | None:
+        """Until every node has ended its part; None where nothing went wrong."""
         hangs = HangWatch(self._spec.recovery.patience_seconds)
         ends: dict[int, WorldEnd | None] = {}
         hang: Hang | None = None
         failed_at: float | None = None
+        asked = False
         while len(ends) < len(world.nodes):
             for event in self._cluster.poll(_POLL_SECONDS):
                 if event.node in world.nodes and event.node not in ends:
@@ -153,32 +181,40 @@ class _Supervision:
             if any(end is None or not end.finished for end in ends.values()):
                 failed_at = failed_at or time.monotonic()
                 if time.monotonic() - failed_at > _PEERS_SECONDS:
-                    self._stop(world, ends)
-            elif hang is None and (hang := hangs.look(beats, world.spec.num_workers)):
+                    self._stop(world, ends, failed_at)
+            elif hang:
+                self._stop(world, ends, failed_at or time.monotonic())
+            elif hang := hangs.look(beats, world.spec.num_workers):
                 self._keep_stacks(beats, hang)
-                self._stop(world, ends)
+                failed_at = time.monotonic()
+            elif not asked and self._could_grow(world, beats):
+                ask_to_make_way(self._spec.run_directory)
+                asked = True
         self._steps.poll()
         if all(end and end.finished for end in ends.values()):
             return None
         return self._explain(world, ends, hang)
 
-    def _stop(self, world: _World, ends: dict[int, WorldEnd | None]) -> None:
-        self._cluster.stop([node for node in world.nodes if node not in ends])
+    def _could_grow(self, world: _World, beats: Sequence[Beat]) -> bool:
+        """Whether nodes are back with which a world that has come to a step could be larger."""
+        if len(world.nodes) == self._spec.nodes or not any(beat.step for beat in beats):
+            return False
+        number, _ = self._fit(len(world.nodes) + len(self._cluster.ready))
+        return number > len(world.nodes)
+
+    def _stop(self, world: _World, ends: dict[int, WorldEnd | None], since: float) -> None:
+        """End what the world's nodes still run; a node that does not answer too."""
+        left = [node for node in world.nodes if node not in ends]
+        self._cluster.stop(left)
+        if time.monotonic() - since > _ANSWER_SECONDS:
+            self._cluster.kill(left)
 
     def _note_progress(self, beats: Sequence[Beat]) -> None:
-        step = max((beat.step for beat in beats), default=0)
-        if not step:
-            return
-        self._last_progress = max(beat.changed for beat in beats)
-        if self._open_incident:
-            self._open_incident = False
-            last = self._incidents[-1]
-            self._incidents[-1] = last.model_copy(
-                update={
-                    "steps_lost": max(0, last.last_step - step),
-                    "seconds_lost": last.seconds_lost + self._last_progress,
-                }
-            )
+        begun = [beat for beat in beats if beat.step]
+        if begun:
+            first = max(beat.first_step for beat in begun)
+            changed = max(beat.changed for beat in beats)
+            self._account.follow(first, max(beat.step for beat in begun), changed)
 
     def _keep_stacks(self, beats: Sequence[Beat], hang: Hang) -> None:
         stacks = dump_stacks(beats, self._spec.run_directory)
@@ -217,8 +253,6 @@ class _Supervision:
             message=message if cause in ("error", "memory") else f"{message} in step {last_step}",
             last_step=last_step,
             seconds=time.monotonic() - world.started,
-            # The time of the next step is added once it is made.
-            seconds_lost=-self._last_progress,
         )
 
     def _judge(self, incident: Incident) -> None:
@@ -228,53 +262,18 @@ class _Supervision:
         recovery = self._spec.recovery
         if incident.cause not in recovery.retried:
             raise WorkersFailed(f"{incident.message}. {logs}", detail=detail)
-        stuck = self._open_incident
-        self._incidents.append(incident)
-        self._open_incident = True
-        if len(self._incidents) > self._spec.max_restarts:
-            listed = "".join(f"\n  {i.cause}: {i.message}" for i in self._incidents)
+        stuck = self._account.is_stuck
+        self._account.add(incident)
+        incidents = self._account.incidents
+        if len(incidents) > self._spec.max_restarts:
+            listed = "".join(f"\n  {i.cause}: {i.message}" for i in incidents)
             raise WorkersFailed(
-                f"the workers were ended {len(self._incidents)} times, more than "
+                f"the workers were ended {len(incidents)} times, more than "
                 f"train.max_restarts {self._spec.max_restarts} allows; {self._spec.after_kill}. "
                 f"{logs}. In order:{listed}"
             )
         if stuck:
-            time.sleep(min(recovery.longest_backoff_seconds, 2.0 ** len(self._incidents)))
-
-
-class StepFollower:
-    """Passes on each step that is added to a step log, once: a world that is resumed cuts its file
-    back, by putting another in its place, and makes some steps again."""
-
-    def __init__(self, path: Path, on_step: OnStep) -> None:
-        self._path = path
-        self._on_step = on_step
-        self._inode = 0
-        self._offset = 0
-        self._last_step = -1.0
-        for line in self._read():  # of an earlier call, which has passed them on
-            self._last_step = line["step"]
-
-    def poll(self) -> None:
-        """Pass on what came since the last call."""
-        for line in self._read():
-            if line["step"] > self._last_step:
-                self._last_step = line["step"]
-                self._on_step(line)
-
-    def _read(self) -> list[dict[str, float]]:
-        try:
-            with self._path.open("rb") as file:
-                status = os.fstat(file.fileno())
-                if status.st_ino != self._inode or status.st_size < self._offset:
-                    self._inode, self._offset = status.st_ino, 0
-                file.seek(self._offset)
-                content = file.read()
-        except FileNotFoundError:
-            return []
-        whole = content[: content.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        return [json.loads(line) for line in whole.splitlines()]
+            time.sleep(min(recovery.longest_backoff_seconds, 2.0 ** len(incidents)))
 
 
 def _environment(spec: WorkerSpec) -> dict[str, str]:

@@ -34,6 +34,7 @@ from training.pace import open_loader, pace
 from training.parallel import build_mesh, choose_device, parallelize
 from training.plans import rehearse_stages
 from training.profiling import StepProfiler
+from training.regroup import MakingWay
 from training.spec import STEPS_FILE, WEIGHTS_FILE, TrainSpec
 from training.step_log import OnStep, StepLog
 from training.synchronization import build_synchronizer
@@ -43,7 +44,8 @@ from training.workload import Workload
 
 
 def train(spec: TrainSpec, workload: Workload, on_step: OnStep) -> None:
-    """Train this rank's replica to the last step, from the newest checkpoint if there is one.
+    """Train this rank's replica to the last step, from the newest checkpoint if there is one, or
+    to the one after which a larger world takes over.
 
     Writes steps, checkpoints and at last the weights into `spec.run_directory`. `on_step` is
     called on rank 0 with each logged step.
@@ -72,23 +74,26 @@ def train(spec: TrainSpec, workload: Workload, on_step: OnStep) -> None:
         extras["steps"] = StepHistory(spec.run_directory / STEPS_FILE)
     resumed = checkpoints.load(model.parts, optimizers, extras)
     progress = resumed or Checkpoint(step=0, cursor=0)
+    making_way = MakingWay(spec, checkpoints.share)
     heartbeat = Heartbeat(spec.run_directory, dist.get_rank())
     timer = StepTimer(on_phase=heartbeat.enter)
     num_batches = config.dims.num_replicas * model.batches_per_step
     log = StepLog(spec.run_directory, progress.step, timer, on_step, device, num_batches)
     grad_norm = torch.zeros(())
 
-    def meet(first: int, last: int) -> None:
-        """After these steps, which all ranks have behind them: log them, keep them."""
+    def meet(first: int, last: int) -> bool:
+        """After these steps, which all ranks have behind them: log them, keep them; whether to go
+        on."""
         every = config.log_every_steps
         if last // every > (first - 1) // every or last == config.steps:
             rate = learning_rate(config.optimizer, last, config.steps)
             log.write(last, rate, grad_norm, config.samples_at_once, synchronizer.describe())
         due = [checkpoints.due(step) for step in range(first, last + 1)]
-        if any(due):
+        if making_way.due(last) or any(due):
             with timer.phase("checkpoint"), synchronizer.consolidated():
                 reached = Checkpoint(last, last * config.global_batch, log.last_loss)
                 checkpoints.save(reached, model.parts, optimizers, extras)
+        return not making_way.is_due
 
     def roll_back() -> int | None:
         forget_gradients(optimizers)
@@ -124,7 +129,11 @@ def train(spec: TrainSpec, workload: Workload, on_step: OnStep) -> None:
             profiler.step()
         synchronizer.finish()
     heartbeat.end()
-    save_weights(model, workload, config, spec.run_directory / WEIGHTS_FILE)
+    if making_way.is_due:
+        if dist.get_rank() == 0:
+            making_way.confirm()
+    else:
+        save_weights(model, workload, config, spec.run_directory / WEIGHTS_FILE)
     dist.barrier()
 
 

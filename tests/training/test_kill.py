@@ -163,14 +163,15 @@ def test_a_stopped_rank_is_named_and_the_training_goes_on(
 
 def test_a_lost_node_and_then_another(tmp_path: Path) -> None:
     nodes = {"nodes": 2, "min_nodes": 1, "max_restarts": 1, "steps": 100_000}
-    workspace = make_workspace(tmp_path / "w", train=TRAIN | nodes)
+    recovery = {"recovery": {"exclude_seconds": 600.0}}
+    workspace = make_workspace(tmp_path / "w", train=TRAIN | nodes | recovery)
     for name in ("ingest", "shard", "upload"):
         workspace.run("convoy", "stage", name)
     stage = workspace.start("convoy", "stage", "train")
     first = wait_until(lambda: commits(workspace))
     assert len(processes(workspace, "convoy-node")) == 2
     processes(workspace, "convoy-node")[1].kill()
-    # One is left: it goes on with one replica, beside the node that comes back.
+    # One is left: it goes on with one replica, as the other stays excluded.
     wait_until(lambda: len(processes(workspace, "convoy-rank")) == 1)
     wait_until(lambda: set(commits(workspace)) - set(first))
     [rank] = processes(workspace, "convoy-rank")

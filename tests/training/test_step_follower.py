@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from training.supervisor import StepFollower
+from training.step_follower import StepFollower
 
 
 def write(path: Path, *steps: int) -> None:

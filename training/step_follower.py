@@ -1,0 +1,43 @@
+"""Follows a step log that is being written, for whoever wants each step once."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+OnStep = Callable[[dict[str, float]], None]
+
+
+class StepFollower:
+    """Passes on each step that is added to a step log, once: a world that is resumed cuts its file
+    back, by putting another in its place, and makes some steps again."""
+
+    def __init__(self, path: Path, on_step: OnStep) -> None:
+        self._path = path
+        self._on_step = on_step
+        self._inode = 0
+        self._offset = 0
+        self._last_step = -1.0
+        for line in self._read():  # of an earlier call, which has passed them on
+            self._last_step = line["step"]
+
+    def poll(self) -> None:
+        """Pass on what came since the last call."""
+        for line in self._read():
+            if line["step"] > self._last_step:
+                self._last_step = line["step"]
+                self._on_step(line)
+
+    def _read(self) -> list[dict[str, float]]:
+        try:
+            with self._path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                if status.st_ino != self._inode or status.st_size < self._offset:
+                    self._inode, self._offset = status.st_ino, 0
+                file.seek(self._offset)
+                content = file.read()
+        except FileNotFoundError:
+            return []
+        whole = content[: content.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return [json.loads(line) for line in whole.splitlines()]
