@@ -33,6 +33,7 @@ def check_before_run(config: Config, root: Path) -> None:
     workload = open_workload(config, root)
     check_ingest(config, workload)
     check_plans(workload, config.train)
+    check_network(config)
     log_refusals(config, lambda: config.tracking_region)
     check_tracking(config.tracking_uri)
     log = AccessLog(root / workspace.ACCESS_LOG, policy_digest=config.residency.digest)
@@ -143,6 +144,21 @@ def check_jurisdictions(unknown: Mapping[str, int]) -> None:
             "Nothing was written. Add rules that say where their shards may be, or leave those "
             "records out in the workload's records()"
         )
+
+
+def check_network(config: Config) -> None:
+    """Raise ConfigError when nodes are to be in namespaces, from which the site's store and key
+    cannot be reached."""
+    if not config.train.network.namespaces:
+        return
+    site = config.site
+    for name, url in (("store", site.store), ("wrapping_key", site.wrapping_key)):
+        if not url.startswith("file:"):
+            raise ConfigError(
+                f"params.yaml: train.network.namespaces: nodes in namespaces of their own reach "
+                f"one another and nothing else, and regions.{site.name}.{name} is {url}: take a "
+                "region whose store and key are file: URLs, or leave namespaces out"
+            )
 
 
 def check_placeable(config: Config, manifest: Manifest) -> None:

@@ -26,8 +26,10 @@ from storage.region import Claims, Region
 from training.config import (
     CheckpointConfig,
     EvaluateConfig,
+    NetworkConfig,
     OptimizerConfig,
     ParallelDims,
+    RecoveryConfig,
     RegisterConfig,
     TrainConfig,
 )
@@ -238,6 +240,8 @@ _SECTIONS: dict[tuple[Any, ...], type[BaseModel]] = {
     ("train", "dims"): ParallelDims,
     ("train", "optimizer"): OptimizerConfig,
     ("train", "checkpoint"): CheckpointConfig,
+    ("train", "recovery"): RecoveryConfig,
+    ("train", "network"): NetworkConfig,
     ("evaluate",): EvaluateConfig,
     ("register",): RegisterConfig,
     ("schedule",): ScheduleConfig,

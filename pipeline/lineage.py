@@ -22,7 +22,7 @@ _NO_RESULT = frozenset(
     {
         # They change when and how often something is written or read, never a result.
         *("cache", "checkpoint", "log_every_steps", "max_restarts", "profile"),
-        *("nodes", "min_nodes", "recovery"),
+        *("nodes", "min_nodes", "recovery", "network"),
         # They change how the same sums are computed: a run may go on in another layout.
         *("dims", "sequence_parallel", "loss_parallel", "pipeline", "accumulate"),
         *("activation_checkpointing", "compile"),

@@ -25,6 +25,7 @@ from pipeline.borders import count_crossings, log_exclusions, log_made, log_refu
 from pipeline.checks import (
     check_ingest,
     check_jurisdictions,
+    check_network,
     check_placeable,
     check_regions,
     check_site,
@@ -195,6 +196,7 @@ def train(config: Config) -> TrainReport:
     if config.registration.require_clean_git:
         check_repository(root, require_clean=True)
     check_plans(open_workload(config, root), config.train)
+    check_network(config)
     manifest = read_current_manifest(config)
     receipt = read_receipt(workspace.RECEIPTS / f"{config.site.name}.json", manifest)
     readable, excluded = log_refusals(config, lambda: check_site(config, manifest))

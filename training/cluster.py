@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 
 from training.config import RecoveryConfig
+from training.network import Network
 from training.node import WorldEnd, WorldOrder
 from training.process import PARENT_VARIABLE
 
@@ -32,13 +33,18 @@ class NodeEvent:
 
 class _Node:
     def __init__(
-        self, root: Path, environment: Mapping[str, str], log: Path, was_lost: bool
+        self,
+        prefix: Sequence[str],
+        root: Path,
+        environment: Mapping[str, str],
+        log: Path,
+        was_lost: bool,
     ) -> None:
         self.was_lost = was_lost
         """Whether it takes the place of one that was lost, and is not ready yet."""
         with log.open("ab") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "training.node"],
+                [*prefix, sys.executable, "-m", "training.node"],
                 cwd=root,
                 env=environment,
                 stdin=subprocess.PIPE,
@@ -93,12 +99,14 @@ class LocalCluster:
         environment: Mapping[str, str],
         log_directory: Path,
         recovery: RecoveryConfig,
+        network: Network,
     ) -> None:
         log_directory.mkdir(parents=True, exist_ok=True)
         self._root = root
         self._environment = {**environment, PARENT_VARIABLE: str(os.getpid())}
         self._logs = log_directory
         self._recovery = recovery
+        self._network = network
         self._num_losses = [0] * num_nodes
         self._excluded: dict[int, float] = {}
         """Until when, by the monotonic clock."""
@@ -175,6 +183,7 @@ class LocalCluster:
         for line in lines:
             said = json.loads(line)
             if "ready" in said:
+                self._network.attach(number, node.process.pid)
                 node.is_ready, node.was_lost = True, False
                 continue
             node.world = None
@@ -193,7 +202,7 @@ class LocalCluster:
 
     def _start_node(self, number: int, was_lost: bool = False) -> _Node:
         log = self._logs / f"node-{number}.log"
-        return _Node(self._root, self._environment, log, was_lost)
+        return _Node(self._network.node_prefix, self._root, self._environment, log, was_lost)
 
 
 def reap(run_directory: Path) -> list[int]:

@@ -193,6 +193,29 @@ class RecoveryConfig(BaseModel, frozen=True, extra="forbid"):
     """Most that is waited before a start, after starts that came to no step. The waits double."""
 
 
+class NetworkConfig(BaseModel, frozen=True, extra="forbid"):
+    """What lies between the nodes of this machine."""
+
+    namespaces: bool = False
+    """Each node has a network namespace of its own, with an address and a link that can be cut and
+    slowed, for tests and to debug: it takes iproute2 and the right to make namespaces, and falls
+    back to the shared loopback device without them. Such a node reaches the others and nothing
+    else, so that region and keys must be on this machine's disk."""
+    rate_mbit: PositiveFloat | None = None
+    """Megabits a second that each node's link lets through in each direction; null has no limit."""
+    lost_seconds: PositiveFloat = 5.0
+    """A node that has not answered over its link for so long is lost."""
+
+    @model_validator(mode="after")
+    def _links_exist(self) -> "NetworkConfig":
+        if self.rate_mbit and not self.namespaces:
+            raise ValueError(
+                "rate_mbit is of the links that namespaces make: set namespaces to true, or leave "
+                "rate_mbit out"
+            )
+        return self
+
+
 class TrainConfig(BaseModel, frozen=True, extra="forbid"):
     """How to train."""
 
@@ -252,6 +275,7 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid"):
     max_restarts: NonNegativeInt = 3
     """How often the workers are started again from the last checkpoint."""
     recovery: RecoveryConfig = RecoveryConfig()
+    network: NetworkConfig = NetworkConfig()
     model: dict[str, Any] = {}
     """Keyword arguments of the workload's model()."""
 

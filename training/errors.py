@@ -3,6 +3,7 @@
 TrainingError
 ├── WorkloadError      the user's module is missing, does not import or lacks a function
 ├── WorkersFailed      the workers ended before the last step
+├── NetworkUnavailable namespaces and links for nodes cannot be had on this machine
 ├── MemoryTooSmall     the workers would need more memory than there is
 ├── CheckpointError    a checkpoint that cannot be written or is of another run
 └── RegistryError      MLflow cannot be reached or refuses
@@ -21,6 +22,10 @@ class WorkloadError(TrainingError):
 
 class WorkersFailed(TrainingError):
     """The workers ended before the last step."""
+
+
+class NetworkUnavailable(TrainingError):
+    """Namespaces and links for nodes cannot be had on this machine, or were lost."""
 
 
 class MemoryTooSmall(TrainingError):

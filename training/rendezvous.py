@@ -6,7 +6,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from training.errors import WorkersFailed
 from training.process import PARENT_VARIABLE, die_with_parent, read_parent, set_name
@@ -15,10 +15,13 @@ _START_SECONDS = 120.0
 
 
 @contextlib.contextmanager
-def host_rendezvous(address: str, environment: Mapping[str, str]) -> Iterator[str]:
-    """A store at this address, as host:port, as long as the context. Raises WorkersFailed."""
+def host_rendezvous(
+    address: str, environment: Mapping[str, str], prefix: Sequence[str] = ()
+) -> Iterator[str]:
+    """A store at this address, as host:port, as long as the context; `prefix` goes before the
+    command of its process. Raises WorkersFailed."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "training.rendezvous", address],
+        [*prefix, sys.executable, "-m", "training.rendezvous", address],
         env={**environment, PARENT_VARIABLE: str(os.getpid())},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -14,7 +14,7 @@ from data.shard import Shard, Split
 from storage.access_log import AccessLog
 from storage.log_checkpoint import AuditConfig
 from storage.region import Region
-from training.config import RecoveryConfig, TrainConfig
+from training.config import NetworkConfig, RecoveryConfig, TrainConfig
 
 SPEC_FILE = "spec.json"
 STEPS_FILE = "steps.jsonl"
@@ -67,6 +67,10 @@ class WorkerSpec(BaseModel, frozen=True, extra="forbid"):
     @property
     def recovery(self) -> RecoveryConfig:
         return RecoveryConfig()
+
+    @property
+    def network(self) -> NetworkConfig:
+        return NetworkConfig()
 
     def fit(self, num_nodes: int) -> Self | None:
         """The same work on so many nodes; None where it cannot be cut for them."""
@@ -123,6 +127,10 @@ class TrainSpec(WorkerSpec, frozen=True, extra="forbid"):
     @property
     def recovery(self) -> RecoveryConfig:
         return self.config.recovery
+
+    @property
+    def network(self) -> NetworkConfig:
+        return self.config.network
 
     def fit(self, num_nodes: int) -> Self | None:
         dims = self.config.fit_dims(num_nodes)

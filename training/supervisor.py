@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +10,12 @@ from pathlib import Path
 from storage.access_log import RUN_ID_VARIABLE
 from training.account import Account
 from training.cluster import RUN_VARIABLE, LocalCluster, reap
-from training.errors import WorkersFailed
+from training.errors import NetworkUnavailable, WorkersFailed
 from training.hang import Hang, HangWatch, dump_stacks
 from training.heartbeat import Beat, clear_beats, read_beats
 from training.incidents import Incident, clear_failures, explain_failure
 from training.memory import count_oom_kills
+from training.network import NamespaceNetwork, Network, SharedNetwork
 from training.node import WorldEnd, WorldOrder
 from training.regroup import ask_to_make_way, clear_requests, has_made_way
 from training.rendezvous import host_rendezvous
@@ -26,7 +27,8 @@ _PEERS_SECONDS = 1.0
 """In which those that lost a peer leave their word, before they are ended."""
 _ANSWER_SECONDS = 10.0
 """In which a node that was told to end its world does, or is killed."""
-_ADDRESS = "127.0.0.1"
+_SILENT_SECONDS = 2.0
+"""A node that has not answered for so long gets no part of a new world."""
 
 
 @dataclass(frozen=True)
@@ -57,19 +59,42 @@ def run_workers(spec: WorkerSpec, on_step: OnStep, account: Account | None = Non
     failing rank's own error, or with all incidents once the budget is used up. Whatever ends this
     call ends every process of the run.
     """
+    account = account or Account(lambda event: None)
     reap(spec.run_directory)
     with ExitStack() as stack:
+        environment = _environment(spec)
+        network = _open_network(spec, environment, account, stack)
+        environment["GLOO_SOCKET_IFNAME"] = network.device
         cluster = stack.enter_context(
             LocalCluster(
-                spec.nodes, spec.root, _environment(spec), _log_directory(spec), spec.recovery
+                spec.nodes, spec.root, environment, _log_directory(spec), spec.recovery, network
             )
         )
         rendezvous = ""
         if spec.nodes > 1:
             # A store on one of the nodes would be lost with it, and the others would wait.
-            rendezvous = stack.enter_context(host_rendezvous(_ADDRESS, _environment(spec)))
-        account = account or Account(lambda event: None)
-        _Supervision(spec, on_step, account, cluster, rendezvous).run()
+            rendezvous = stack.enter_context(
+                host_rendezvous(network.meeting_address, environment, network.meeting_prefix)
+            )
+        _Supervision(spec, on_step, account, cluster, network, rendezvous).run()
+
+
+def _open_network(
+    spec: WorkerSpec, environment: Mapping[str, str], account: Account, stack: ExitStack
+) -> Network:
+    """What the config asks for, or else what can be had, and then a word of what is not."""
+    if spec.network.namespaces:
+        try:
+            opened = NamespaceNetwork(spec.nodes, environment, spec.network.rate_mbit)
+            return stack.enter_context(opened)
+        except NetworkUnavailable as error:
+            account.tell(
+                "not_simulated",
+                f"the nodes share this machine's loopback device, for no network namespaces can be "
+                f"had ({error}): addresses of their own, and links that are limited, slow or cut, "
+                "are not simulated. It takes iproute2, util-linux and root",
+            )
+    return SharedNetwork(environment.get("GLOO_SOCKET_IFNAME", "lo"))
 
 
 class _Supervision:
@@ -79,14 +104,18 @@ class _Supervision:
         on_step: OnStep,
         account: Account,
         cluster: LocalCluster,
+        network: Network,
         rendezvous: str,
     ) -> None:
         self._spec = spec
         self._account = account
         self._cluster = cluster
+        self._network = network
         self._rendezvous = rendezvous
         self._steps = StepFollower(spec.run_directory / spec.progress_file, on_step)
         self._num_worlds = 0
+        self._silenced: dict[int, str] = {}
+        """Why nodes of the present world were ended."""
 
     def run(self) -> None:
         while True:
@@ -95,7 +124,7 @@ class _Supervision:
             if outcome is not None:
                 self._judge(outcome)
             elif has_made_way(self._spec.run_directory):
-                ready = len(self._cluster.ready)
+                ready = len(self._find_ready())
                 self._account.tell_growth(
                     f"the world of {len(world.nodes)} nodes makes way for one of {ready}"
                 )
@@ -113,6 +142,7 @@ class _Supervision:
         clear_beats(spec.run_directory)
         clear_requests(spec.run_directory)
         self._num_worlds += 1
+        self._silenced.clear()
         world = _World(self._num_worlds, nodes, spec, time.monotonic(), count_oom_kills())
         pending = path.with_suffix(".tmp")
         pending.write_text(spec.model_dump_json(indent=1))
@@ -123,7 +153,7 @@ class _Supervision:
                 num_nodes=len(nodes),
                 node_rank=rank,
                 workers_per_node=world.workers_per_node,
-                address=_ADDRESS,
+                address=self._network.address(node),
                 rendezvous=self._rendezvous,
                 worker=spec.worker,
                 spec=str(path),
@@ -143,7 +173,7 @@ class _Supervision:
         spec = self._spec
         began = time.monotonic()
         while (waited := time.monotonic() - began) < spec.recovery.wait_seconds:
-            ready = self._cluster.ready
+            ready = self._find_ready()
             # A node that does not answer is not waited for to the end, if it can be done without.
             if not self._cluster.awaited or waited > spec.recovery.wait_seconds / 2:
                 number, fitting = self._fit(len(ready))
@@ -152,7 +182,7 @@ class _Supervision:
             self._cluster.admit(spec.min_nodes)
             self._cluster.poll(_POLL_SECONDS)
         raise WorkersFailed(
-            f"{len(self._cluster.ready)} of {spec.nodes} nodes were ready after "
+            f"{len(self._find_ready())} of {spec.nodes} nodes were ready after "
             f"{spec.recovery.wait_seconds:.0f} s, and at least {spec.min_nodes} are needed: see "
             f"{_log_directory(spec)}/node-*.log; {spec.after_kill}"
         )
@@ -163,6 +193,11 @@ class _Supervision:
             if fitting := self._spec.fit(number):
                 return number, fitting
         return 0, None
+
+    def _find_ready(self) -> list[int]:
+        """Nodes that have no world, and answer over the network."""
+        silent = self._network.find_silent()
+        return [n for n in self._cluster.ready if silent.get(n, 0.0) < _SILENT_SECONDS]
 
     def _watch(self, world: _World) -> Incident | None:
         """Until every node has ended its part; None where nothing went wrong."""
@@ -178,6 +213,7 @@ class _Supervision:
             self._steps.poll()
             beats = read_beats(self._spec.run_directory)
             self._note_progress(beats)
+            self._end_silent(world, ends)
             if any(end is None or not end.finished for end in ends.values()):
                 failed_at = failed_at or time.monotonic()
                 if time.monotonic() - failed_at > _PEERS_SECONDS:
@@ -195,11 +231,19 @@ class _Supervision:
             return None
         return self._explain(world, ends, hang)
 
+    def _end_silent(self, world: _World, ends: Mapping[int, WorldEnd | None]) -> None:
+        """End nodes of a world that cannot be reached: they count as lost."""
+        for node, seconds in self._network.find_silent().items():
+            is_lost = seconds > self._spec.network.lost_seconds
+            if is_lost and node in world.nodes and node not in (*ends, *self._silenced):
+                self._silenced[node] = f"it did not answer over the network for {seconds:.1f} s"
+                self._cluster.kill([node])
+
     def _could_grow(self, world: _World, beats: Sequence[Beat]) -> bool:
         """Whether nodes are back with which a world that has come to a step could be larger."""
         if len(world.nodes) == self._spec.nodes or not any(beat.step for beat in beats):
             return False
-        number, _ = self._fit(len(world.nodes) + len(self._cluster.ready))
+        number, _ = self._fit(len(world.nodes) + len(self._find_ready()))
         return number > len(world.nodes)
 
     def _stop(self, world: _World, ends: dict[int, WorldEnd | None], since: float) -> None:
@@ -236,6 +280,8 @@ class _Supervision:
             count_oom_kills() > world.num_oom_kills,
             self._spec.after_kill,
         )
+        if cause == "node_lost" and (why := self._silenced.get(lost[0])):
+            message = f"{message}: {why}"
         if hang:
             cause, rank = "hang", hang.rank
             stacks = _log_directory(self._spec) / f"hang-{self._num_worlds}.txt"
@@ -290,7 +336,6 @@ def _environment(spec: WorkerSpec) -> dict[str, str]:
     environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     # More threads than one in a node that is forked: the workers would hang.
     environment["OMP_NUM_THREADS"] = "1"
-    environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
     return environment
 
 

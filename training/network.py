@@ -1,0 +1,157 @@
+"""How the nodes of a run on this machine reach one another."""
+
+import json
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Protocol
+
+from training.errors import NetworkUnavailable
+from training.process import PARENT_VARIABLE
+from training.switch import MOST_NODES, NODE_DEVICE, SWITCH_ADDRESS, node_address
+
+_ANSWER_SECONDS = 30.0
+
+
+class Network(Protocol):
+    """What the supervisor asks of it."""
+
+    meeting_address: str
+    """Of the store at which the nodes meet."""
+    meeting_prefix: Sequence[str]
+    """Put before the command of that store's process."""
+    node_prefix: Sequence[str]
+    """Put before the command of a node's process."""
+    device: str
+    """Over which the workers speak."""
+
+    def address(self, node: int) -> str:
+        """Of a node, for its peers."""
+
+    def attach(self, node: int, pid: int) -> None:
+        """A node's process has begun."""
+
+    def find_silent(self) -> dict[int, float]:
+        """Seconds since each node last answered over the network, where it can be silent."""
+
+
+class SharedNetwork:
+    """All nodes are on this machine's loopback device."""
+
+    meeting_address = "127.0.0.1"
+    meeting_prefix: Sequence[str] = ()
+    node_prefix: Sequence[str] = ()
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+
+    def address(self, node: int) -> str:
+        return self.meeting_address
+
+    def attach(self, node: int, pid: int) -> None:
+        """Nothing: it is there already."""
+
+    def find_silent(self) -> dict[int, float]:
+        return {}
+
+
+class NamespaceNetwork:
+    """Each node has a network namespace of its own, tied to a bridge in another one, by a link that
+    can be cut and slowed. Leaving the context ends it."""
+
+    meeting_address = SWITCH_ADDRESS
+    node_prefix: Sequence[str] = ("unshare", "--net")
+    device = NODE_DEVICE
+
+    def __init__(
+        self, num_nodes: int, environment: Mapping[str, str], rate_mbit: float | None = None
+    ) -> None:
+        """Raises NetworkUnavailable where the tools or the right to use them are missing."""
+        if num_nodes > MOST_NODES:
+            raise NetworkUnavailable(f"more than {MOST_NODES} nodes")
+        self._rate_mbit = rate_mbit
+        self._attached: set[int] = set()
+        try:
+            self._process = subprocess.Popen(
+                ["unshare", "--net", sys.executable, "-m", "training.switch"],
+                env={**environment, PARENT_VARIABLE: str(os.getpid())},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                process_group=0,
+            )
+        except FileNotFoundError:
+            raise NetworkUnavailable("`unshare` of util-linux is not installed") from None
+        try:
+            self._pid = int(self._read())
+        except NetworkUnavailable:
+            self.close()
+            raise
+        enter = ("nsenter", "--net", "--target", str(self._pid))
+        self.meeting_prefix: Sequence[str] = enter
+
+    def __enter__(self) -> "NamespaceNetwork":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process that holds the bridge."""
+        self._process.kill()
+        self._process.communicate()
+
+    def address(self, node: int) -> str:
+        return node_address(node)
+
+    def attach(self, node: int, pid: int) -> None:
+        self._ask("attach", node, pid)
+        if self._rate_mbit and node not in self._attached:
+            self._ask("limit", node, self._rate_mbit)
+        self._attached.add(node)
+
+    def find_silent(self) -> dict[int, float]:
+        return {int(node): seconds for node, seconds in self._ask("silent").items()}
+
+    def cut(self, node: int) -> None:
+        """Take a node's link down."""
+        self._ask("cut", node)
+
+    def join(self, node: int) -> None:
+        """Take a node's link up again."""
+        self._ask("join", node)
+
+    def limit(self, node: int, mbit: float | None) -> None:
+        """Let so many megabits a second through to and from a node; None for what it had."""
+        self._ask("limit", node, mbit if mbit is not None else self._rate_mbit or 0)
+
+    def _ask(self, *request: Any) -> Any:
+        assert self._process.stdin
+        try:
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise NetworkUnavailable("the process that holds the network has ended") from None
+        return self._read()
+
+    def _read(self) -> Any:
+        assert self._process.stdout
+        assert self._process.stderr
+        ready, _, _ = select.select([self._process.stdout], [], [], _ANSWER_SECONDS)
+        line = self._process.stdout.readline() if ready else b""
+        if not line:
+            self._process.kill()
+            said = self._process.stderr.read().decode(errors="replace").strip().splitlines()
+            raise NetworkUnavailable(said[-1] if said else "no answer from its process")
+        answer = json.loads(line)
+        if "failed" in answer:
+            raise NetworkUnavailable(answer["failed"])
+        return answer["done"]
