@@ -7,6 +7,7 @@ those within a round.
 """
 
 import json
+import math
 import os
 import tempfile
 from collections.abc import Callable, Sequence
@@ -23,7 +24,6 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks.table import Row, publish
 from training.checkpoint_policy import Timetable
 from training.config import OptimizerConfig, ParallelDims, TrainConfig
-from training.nonfinite import check_finite
 from training.optimization import build_optimizers, clip, learning_rate, take_step
 from training.parallel import build_mesh, parallelize
 from training.step_log import StepLog
@@ -90,7 +90,7 @@ def build_ours(workload: Workload, directory: Path) -> Steps:
             loss = model.forward_backward(inputs.to(device), target.to(device), timer)
             with timer.phase("optimizer"):
                 norm = clip(model.parts, config.optimizer.grad_clip, model.stages)
-                check_finite(step, loss, norm)
+                assert math.isfinite(norm)  # as NonfiniteGuard asks
                 take_step(optimizers, rate)
             log.add(loss, target)
             if step % config.log_every_steps == 0:

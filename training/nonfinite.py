@@ -2,10 +2,11 @@
 
 import json
 import logging
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -44,28 +45,27 @@ class NonfiniteGuard:
         self._roll_back = roll_back
         self._num_left_out = 0
 
-    def allows(self, step: int, loss: Tensor, grad_norm: Tensor) -> bool:
+    def allows(self, step: int, loss: Tensor, grad_norm: float) -> bool:
         """Whether to change the parameters by the gradient. If not, they are as they should be for
         the next step. Raises TrainingError where training should stop."""
+        if math.isfinite(grad_norm):
+            return True
         batch, policy = self._name_batch(step), self._config.on_nonfinite
         if policy == "stop":
-            check_finite(step, loss, grad_norm, batch)
-        if torch.isfinite(grad_norm):
-            return True
+            refuse(step, loss, grad_norm, batch)
         if self._num_left_out == self._config.max_nonfinite:
             why = f"params.yaml: train.max_nonfinite: {self._num_left_out} were left out before it"
-            check_finite(step, loss, grad_norm, f"{batch}; {why}")
+            refuse(step, loss, grad_norm, f"{batch}; {why}")
         self._num_left_out += 1
         done = "the batch is left out"
         if policy == "roll_back":
             restored = self._roll_back()
             if restored is None:
                 why = "there is no checkpoint yet to go back to"
-                check_finite(step, loss, grad_norm, f"{batch}; {why}")
+                refuse(step, loss, grad_norm, f"{batch}; {why}")
             done = f"the parameters are those of step {restored} again; on with the next batch"
         if dist.get_rank() == 0:
-            norm = grad_norm.item()
-            _log.warning("step %d: the gradient's norm is %s: %s. %s", step, norm, done, batch)
+            _log.warning("step %d: the gradient's norm is %s: %s. %s", step, grad_norm, done, batch)
             self._write(step)
         return False
 
@@ -86,12 +86,10 @@ class NonfiniteGuard:
             file.write(json.dumps(line) + "\n")
 
 
-def check_finite(step: int, loss: Tensor, grad_norm: Tensor, batch: str = "this batch") -> None:
-    """Raise TrainingError, naming the batch, unless loss and gradient are numbers."""
-    if torch.isfinite(loss) and torch.isfinite(grad_norm):
-        return
+def refuse(step: int, loss: Tensor, grad_norm: float, batch: str) -> NoReturn:
+    """Raise TrainingError, naming the batch, whose loss or gradient is no number."""
     raise TrainingError(
         f"step {step}: the workload's loss() gave {loss.item()}, and the gradient's norm is "
-        f"{grad_norm.item()}; both must be finite. Lower train.optimizer.lr if it grew without "
+        f"{grad_norm}; both must be finite. Lower train.optimizer.lr if it grew without "
         f"bound, or see params.yaml: train.on_nonfinite. The batch: {batch}"
     )

@@ -59,9 +59,9 @@ def forget_gradients(optimizers: Iterable[Optimizer]) -> None:
 
 def clip(
     parts: Sequence[nn.Module], limit: float | None, stages: dist.ProcessGroup | None = None
-) -> Tensor:
+) -> float:
     """Scale the gradient down to `limit` if its norm is larger; the norm before, of the whole
-    model and the same number in every rank.
+    model and the same number in every rank. Waits for the gradient.
 
     limit: null measures alone. stages: the ranks that hold the other parts of the model.
     """
@@ -76,10 +76,12 @@ def clip(
         squared = norm.square()
         dist.all_reduce(squared, group=stages)
         norm = squared.sqrt()
-    if limit is not None:
+    length = float(norm)
+    # Scaling by one would pass over every gradient; where rounding may decide, torch decides.
+    if limit is not None and not length < 0.999 * limit - 1e-5:
         for alike in layouts.values():
             clip_grads_with_norm_(alike, limit, norm)
-    return norm
+    return length
 
 
 def _measure_norm(parameters: Iterable[nn.Parameter]) -> Tensor:

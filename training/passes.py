@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -36,6 +37,7 @@ class WholeModel:
         self._accumulate = accumulate
         self._loss = loss
         self._around = around
+        self._is_alone = dist.get_world_size() == 1
 
     def __call__(self, inputs: Tensor, target: Tensor, timer: StepTimer) -> Tensor:
         """Add the batch's gradient; its mean loss."""
@@ -60,7 +62,8 @@ class WholeModel:
             with timer.phase("forward"):
                 loss = self._loss(self._forward(inputs), target)
             with timer.phase("backward"):
-                timer.watch_backward(loss)
+                if not self._is_alone:
+                    timer.watch_backward(loss)
                 loss.backward(seed_gradient(loss) * weight)  # type: ignore[no-untyped-call]
         return read_loss(loss)
 

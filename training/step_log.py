@@ -49,8 +49,7 @@ class StepLog:
         self._num_replicas = num_replicas
         self._rank = dist.get_rank()
         self._num_ranks = dist.get_world_size()
-        self._num_steps = 0
-        self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+        self._losses: list[Tensor] = []
         self._num_targets = 0
         self.last_loss: float | None = None
         """Of the last line, on rank 0."""
@@ -68,8 +67,7 @@ class StepLog:
 
         Neither is waited for: a GPU may still compute them.
         """
-        self._num_steps += 1
-        self._loss_sum += loss
+        self._losses.append(loss)
         if target.ndim > 1:
             self._num_targets += target.numel()
 
@@ -77,7 +75,7 @@ class StepLog:
         self,
         step: int,
         lr: float,
-        grad_norm: Tensor,
+        grad_norm: float,
         num_samples: int,
         more: Mapping[str, float] | None = None,
     ) -> None:
@@ -87,17 +85,16 @@ class StepLog:
         num_samples: what all ranks use up while each makes a step. more: further fields of the
         line. Ranks need not have made equally many steps; a mean counts each step once.
         """
-        counts = self._gather([float(self._num_steps)])[:, 0]
+        counts = self._gather([float(len(self._losses))])[:, 0]
         if not counts.any():
             return
-        num_steps, num_targets = max(1, self._num_steps), self._num_targets
+        num_steps, num_targets = max(1, len(self._losses)), self._num_targets
         split = [seconds / num_steps for seconds in self._timer.take().values()]
-        loss = self._loss_sum.item() / num_steps
+        loss = sum(torch.stack(self._losses).tolist()) / num_steps if self._losses else 0.0
         memory = measure_peak_memory(self._device)
         own = [loss, num_targets / num_steps, *split, *memory.values()]
         all_ranks = self._gather(own)
-        self._num_steps = self._num_targets = 0
-        self._loss_sum.zero_()
+        self._losses, self._num_targets = [], 0
         _append(
             self._own,
             {
@@ -123,7 +120,7 @@ class StepLog:
             "step": step,
             "loss": means[0],
             "lr": lr,
-            "grad_norm": grad_norm.item(),
+            "grad_norm": grad_norm,
             "step_seconds": step_seconds,
             **_name(mean_split),
             "slowest_rank": slowest,

@@ -79,7 +79,7 @@ def train(spec: TrainSpec, workload: Workload, on_step: OnStep) -> None:
     timer = StepTimer(on_phase=heartbeat.enter)
     num_batches = config.dims.num_replicas * model.batches_per_step
     log = StepLog(spec.run_directory, progress.step, timer, on_step, device, num_batches)
-    grad_norm = torch.zeros(())
+    grad_norm = 0.0
 
     def meet(first: int, last: int) -> bool:
         """After these steps, which all ranks have behind them: log them, keep them; whether to go

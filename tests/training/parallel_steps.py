@@ -65,7 +65,7 @@ def take_steps(config: TrainConfig) -> Steps:
         model.check_unsplit()
         dist.all_reduce(loss)
         steps.losses.append(loss.item() / dist.get_world_size())
-        steps.norms.append(clip(model.parts, config.optimizer.grad_clip, model.stages).item())
+        steps.norms.append(clip(model.parts, config.optimizer.grad_clip, model.stages))
         if step == config.steps:
             steps.gradients = _gather(model.parts, gradient=True)
         take_step(optimizers, learning_rate(config.optimizer, step, config.steps))

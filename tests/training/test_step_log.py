@@ -33,7 +33,7 @@ def _log_two_lines(directory: Path, resumed_step: int) -> list[dict[str, float]]
         now += 0.5
         log.add(torch.tensor(float(step + rank)), torch.zeros(4, 7))
         if step % 2 == 0:
-            log.write(step, 0.1, torch.tensor(2.0), 8)
+            log.write(step, 0.1, 2.0, 8)
     log.close()
     return lines
 
