@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from types import FrameType
 
+_FAULTS = ("kill", "stop", "cut", "slow", "fill", "clock", "mend")
 _STAGES = ("ingest", "shard", "upload", "train", "evaluate", "register")
 
 _EPILOG = """\
@@ -91,6 +92,7 @@ def build_parser() -> argparse.ArgumentParser:
     init.add_argument("--train-in", metavar="J", help="the jurisdiction where training reads")
     _add_checkpoints(commands)
     _add_verify(commands)
+    _add_simulate(commands)
     _add_audit(commands.add_parser("audit", help="the access log: verify, show, prove"))
     return parser
 
@@ -163,6 +165,30 @@ def _add_verify(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     resume.add_argument("--steps", type=int, default=40, metavar="N", help="how long each trains")
     resume.add_argument("--seed", type=int, metavar="N", help="of the moments to kill at")
     resume.add_argument("--json", action="store_true", help="print it as JSON")
+
+
+def _add_simulate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    simulate = commands.add_parser(
+        "simulate", help="train while nodes die, stop, are cut off, slow or full"
+    )
+    verbs = simulate.add_subparsers(dest="verb", required=True, metavar="VERB")
+    run = verbs.add_parser(
+        "run", help="train under a scenario; exit status 1 if the training does not survive it"
+    )
+    run.add_argument(
+        "scenario", type=Path, nargs="?", metavar="FILE", help="YAML; without it nothing happens"
+    )
+    run.add_argument(
+        "--record", type=Path, metavar="FILE", help="write what happened, to be run again"
+    )
+    run.add_argument("--json", action="store_true", help="print it as JSON")
+    fault = verbs.add_parser("fault", help="do something to the simulation that runs here")
+    fault.add_argument("kind", choices=_FAULTS, metavar="FAULT", help=", ".join(_FAULTS))
+    fault.add_argument("target", metavar="TARGET", help="node-0, node-1, ...; or rank-0, ...")
+    fault.add_argument("--seconds", type=float, metavar="S", help="undo it after so long")
+    fault.add_argument("--mbit", type=float, metavar="N", help="for slow: megabits a second")
+    fault.add_argument("--move", type=float, metavar="S", help="for clock: by so many seconds")
+    fault.add_argument("--json", action="store_true", help="print what was done as JSON")
 
 
 def _add_audit(parser: argparse.ArgumentParser) -> None:

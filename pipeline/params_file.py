@@ -1,4 +1,4 @@
-"""The text of params.yaml: its values, and the line of each for an error to name."""
+"""The text of a YAML file such as params.yaml: its values, and the line of each for an error."""
 
 import math
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ _MAX_INTEGER = 2**53 - 1
 
 @dataclass(frozen=True)
 class ParamsFile:
-    """A params.yaml that JSON can say as well."""
+    """A params.yaml, or another mapping, that JSON can say as well."""
 
     path: Path
     content: dict[str, Any]
@@ -46,12 +46,22 @@ def find_rules(file: ParamsFile) -> dict[str, str]:
 
 
 def read_params_file(path: Path) -> ParamsFile:
-    """Read the file. Raises ConfigError, with the line, for what is not YAML, for a key that is
-    there twice, and for values that YAML can say and JSON, DVC or a digest cannot.
+    """Read a params.yaml. Raises ConfigError as `read_mapping`."""
+    return read_mapping(
+        path,
+        "run this in a workspace, or make one with `convoy init NAME --from FILE`",
+        "sections: dataset, workload, regions, ...",
+    )
+
+
+def read_mapping(path: Path, if_missing: str, of_what: str) -> ParamsFile:
+    """Read a YAML file that holds a mapping, of what an error says. Raises ConfigError, with the
+    line, for what is not YAML, for a key that is there twice, and for values that YAML can say and
+    JSON, DVC or a digest cannot.
     """
     import yaml
 
-    text = _read_text(path)
+    text = _read_text(path, if_missing)
     try:
         content = yaml.load(text, Loader=yaml.CSafeLoader)
         lines, repeated = _find_lines(text)
@@ -63,7 +73,7 @@ def read_params_file(path: Path) -> ParamsFile:
         # An impossible date such as 2035-02-30 is a bare ValueError of the YAML library.
         raise ConfigError(f"{path}: not YAML: {error}") from None
     if not isinstance(content, dict):
-        raise ConfigError(f"{path}: must be a mapping of sections: dataset, workload, regions, ...")
+        raise ConfigError(f"{path}: must be a mapping of {of_what}")
     file = ParamsFile(path, content, lines)
     for loc in repeated:
         raise ConfigError(file.complain(loc, "the key is there twice: remove one"))
@@ -71,14 +81,11 @@ def read_params_file(path: Path) -> ParamsFile:
     return file
 
 
-def _read_text(path: Path) -> str:
+def _read_text(path: Path, if_missing: str) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ConfigError(
-            f"{path} is missing: run this in a workspace, or make one with "
-            "`convoy init NAME --from FILE`"
-        ) from None
+        raise ConfigError(f"{path} is missing: {if_missing}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is not UTF-8: save it as UTF-8") from None
     except OSError as error:

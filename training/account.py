@@ -32,6 +32,11 @@ class Account:
         return tuple(self._notices)
 
     @property
+    def step(self) -> int:
+        """The newest step that was begun; 0 before the first."""
+        return self._step
+
+    @property
     def is_stuck(self) -> bool:
         """Whether no step has been made since the last incident."""
         return self._open == "incident"

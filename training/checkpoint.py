@@ -21,7 +21,7 @@ from data.residency import refusal
 from data.sealed_shards import SealedShards, record_access
 from storage.errors import ConvoyError
 from storage.sealed import SealedReader
-from training.checkpoint_files import CheckpointFiles, Found, store_folder
+from training.checkpoint_files import CHECKPOINTS, CheckpointFiles, Found, store_folder
 from training.checkpoint_identity import explain_difference
 from training.checkpoint_policy import Timetable
 from training.checkpoint_random import begin_generators, read_generators, set_generators
@@ -36,8 +36,6 @@ from training.checkpoint_writer import METADATA_FILE, CheckpointWriter, Progress
 from training.errors import CheckpointError
 from training.spec import TrainSpec
 
-CHECKPOINTS = "checkpoints"
-"""The folder in a run's directory."""
 _SETTLE_SECONDS = 20.0
 """What a checkpoint on its way gets when the training ends by an error."""
 

@@ -29,6 +29,8 @@ from storage.sealed import PART_BYTES, SealedReader, seal_parts
 from storage.store import KeyStore, open_store
 from training.errors import CheckpointError
 
+CHECKPOINTS = "checkpoints"
+"""The folder in a run's directory."""
 MARKER = "committed.json"
 _PREFIX = "checkpoints"
 

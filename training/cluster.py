@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,13 +100,16 @@ class LocalCluster:
         log_directory: Path,
         recovery: RecoveryConfig,
         network: Network,
+        surround: Callable[[int], Sequence[str]] = lambda node: (),
     ) -> None:
+        """surround: what goes before the command of each node's process."""
         log_directory.mkdir(parents=True, exist_ok=True)
         self._root = root
         self._environment = {**environment, PARENT_VARIABLE: str(os.getpid())}
         self._logs = log_directory
         self._recovery = recovery
         self._network = network
+        self._surround = surround
         self._num_losses = [0] * num_nodes
         self._excluded: dict[int, float] = {}
         """Until when, by the monotonic clock."""
@@ -136,6 +139,10 @@ class LocalCluster:
             not node.was_lost and not (node.is_ready and node.world is None)
             for node in self._nodes.values()
         )
+
+    def find_pid(self, node: int) -> int | None:
+        """Of the node's process; None while its place is empty."""
+        return self._nodes[node].process.pid if node in self._nodes else None
 
     def start(self, node: int, order: WorldOrder) -> None:
         """Have a ready node run its part of a world."""
@@ -201,8 +208,13 @@ class LocalCluster:
         self._nodes[number] = self._start_node(number, was_lost=True)
 
     def _start_node(self, number: int, was_lost: bool = False) -> _Node:
-        log = self._logs / f"node-{number}.log"
-        return _Node(self._network.node_prefix, self._root, self._environment, log, was_lost)
+        return _Node(
+            (*self._network.node_prefix, *self._surround(number)),
+            self._root,
+            self._environment,
+            self._logs / f"node-{number}.log",
+            was_lost,
+        )
 
 
 def reap(run_directory: Path) -> list[int]:

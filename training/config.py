@@ -184,6 +184,9 @@ class RecoveryConfig(BaseModel, frozen=True, extra="forbid"):
     patience_seconds: PositiveFloat = 600.0
     """How long loading data, saving or starting may take without progress. Within a step three
     median steps and a second are a hang."""
+    straggler_ratio: Annotated[float, Field(gt=1.0)] = 2.0
+    """A rank whose own part of a step takes so many times as long as that of the others is named,
+    with its lateness. Nothing else is done about it."""
     exclude_seconds: NonNegativeFloat = 10.0
     """How long the place of a lost node stays empty, where `min_nodes` can go on without it. It
     doubles with every loss of that node."""

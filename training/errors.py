@@ -4,6 +4,7 @@ TrainingError
 ├── WorkloadError      the user's module is missing, does not import or lacks a function
 ├── WorkersFailed      the workers ended before the last step
 ├── NetworkUnavailable namespaces and links for nodes cannot be had on this machine
+├── CannotSimulate     a fault that this run or machine has no means for
 ├── MemoryTooSmall     the workers would need more memory than there is
 ├── CheckpointError    a checkpoint that cannot be written or is of another run
 └── RegistryError      MLflow cannot be reached or refuses
@@ -26,6 +27,10 @@ class WorkersFailed(TrainingError):
 
 class NetworkUnavailable(TrainingError):
     """Namespaces and links for nodes cannot be had on this machine, or were lost."""
+
+
+class CannotSimulate(TrainingError):
+    """This run or machine has no means for a fault."""
 
 
 class MemoryTooSmall(TrainingError):

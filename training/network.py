@@ -6,11 +6,14 @@ import select
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Protocol
 
+from training.account import Account
 from training.errors import NetworkUnavailable
 from training.process import PARENT_VARIABLE
+from training.spec import WorkerSpec
 from training.switch import MOST_NODES, NODE_DEVICE, SWITCH_ADDRESS, node_address
 
 _ANSWER_SECONDS = 30.0
@@ -155,3 +158,21 @@ class NamespaceNetwork:
         if "failed" in answer:
             raise NetworkUnavailable(answer["failed"])
         return answer["done"]
+
+
+def open_network(
+    spec: WorkerSpec, environment: Mapping[str, str], account: Account, stack: ExitStack
+) -> Network:
+    """What the config asks for, or else what can be had, and then a word of what is not."""
+    if spec.network.namespaces:
+        try:
+            opened = NamespaceNetwork(spec.nodes, environment, spec.network.rate_mbit)
+            return stack.enter_context(opened)
+        except NetworkUnavailable as error:
+            account.tell(
+                "not_simulated",
+                f"the nodes share this machine's loopback device, for no network namespaces can be "
+                f"had ({error}): addresses of their own, and links that are limited, slow or cut, "
+                "are not simulated. It takes iproute2, util-linux and root",
+            )
+    return SharedNetwork(environment.get("GLOO_SOCKET_IFNAME", "lo"))

@@ -2,6 +2,8 @@
 
 import os
 import signal
+from contextlib import suppress
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -25,6 +27,22 @@ def die_with_parent(death_signal: signal.Signals, parent: int) -> None:
 def read_parent() -> int:
     """The process that started this one, as it named itself."""
     return int(os.environ[PARENT_VARIABLE])
+
+
+def find_descendants(pid: int) -> list[int]:
+    """The processes that a process has started, and theirs, parents first."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):  # gone meanwhile
+                content = (entry / "stat").read_text()
+                # The name, in parentheses, may hold anything.
+                parent = int(content[content.rindex(")") + 2 :].split()[1])
+                children.setdefault(parent, []).append(int(entry.name))
+    found = [pid]
+    for one in found:
+        found += children.get(one, [])
+    return found[1:]
 
 
 def set_name(name: str) -> None:

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from storage.errors import ConvoyError
-from training.checkpoint import CHECKPOINTS, open_checkpoint
-from training.checkpoint_files import CheckpointFiles, Found
+from training.checkpoint import open_checkpoint
+from training.checkpoint_files import CHECKPOINTS, CheckpointFiles, Found
 from training.checkpoint_state import load_whole
 from training.config import TrainConfig
 from training.errors import TrainingError

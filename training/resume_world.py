@@ -22,8 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from training.checkpoint import CHECKPOINTS
-from training.checkpoint_files import MARKER, find_on_disk
+from training.checkpoint_files import CHECKPOINTS, MARKER, find_on_disk
 from training.errors import TrainingError
 from training.process import die_with_parent
 from training.resume_plan import Kill, count_parts

@@ -9,24 +9,28 @@ from pathlib import Path
 
 from storage.access_log import RUN_ID_VARIABLE
 from training.account import Account
-from training.cluster import RUN_VARIABLE, LocalCluster, reap
-from training.errors import NetworkUnavailable, WorkersFailed
+from training.cluster import RUN_VARIABLE, LocalCluster, NodeEvent, reap
+from training.errors import WorkersFailed
 from training.hang import Hang, HangWatch, dump_stacks
 from training.heartbeat import Beat, clear_beats, read_beats
 from training.incidents import Incident, clear_failures, explain_failure
 from training.memory import count_oom_kills
-from training.network import NamespaceNetwork, Network, SharedNetwork
+from training.network import Network, open_network
 from training.node import WorldEnd, WorldOrder
 from training.regroup import ask_to_make_way, clear_requests, has_made_way
 from training.rendezvous import host_rendezvous
+from training.simulation import Simulation
 from training.spec import SPEC_FILE, TrainSpec, WorkerSpec, read_fencing_token
 from training.step_follower import OnStep, StepFollower
+from training.stragglers import StragglerWatch
 
 _POLL_SECONDS = 0.1
 _PEERS_SECONDS = 1.0
 """In which those that lost a peer leave their word, before they are ended."""
 _ANSWER_SECONDS = 10.0
 """In which a node that was told to end its world does, or is killed."""
+_HANGING_SECONDS = 1.0
+"""A node that has not answered for so long while the world hangs is why it does."""
 _SILENT_SECONDS = 2.0
 """A node that has not answered for so long gets no part of a new world."""
 
@@ -46,16 +50,26 @@ class _World:
     def workers_per_node(self) -> int:
         return self.spec.num_workers // len(self.nodes)
 
+    def find_node(self, rank: int) -> int:
+        """On which a rank is."""
+        return self.nodes[rank // self.workers_per_node]
+
     @property
     def name(self) -> str:
         return f"world-{os.getpid()}-{self.number}"
 
 
-def run_workers(spec: WorkerSpec, on_step: OnStep, account: Account | None = None) -> None:
+def run_workers(
+    spec: WorkerSpec,
+    on_step: OnStep,
+    account: Account | None = None,
+    simulation: Simulation | None = None,
+) -> None:
     """Run all workers to the last step, again from the last checkpoint when processes or nodes die
     or hang, on fewer nodes when some are lost, and on more when they are back.
 
-    `on_step` gets each logged step, `account` what went wrong. Raises WorkersFailed with the first
+    `on_step` gets each logged step, `account` what went wrong; `simulation` does to the nodes what
+    it is for. Raises WorkersFailed with the first
     failing rank's own error, or with all incidents once the budget is used up. Whatever ends this
     call ends every process of the run.
     """
@@ -63,38 +77,27 @@ def run_workers(spec: WorkerSpec, on_step: OnStep, account: Account | None = Non
     reap(spec.run_directory)
     with ExitStack() as stack:
         environment = _environment(spec)
-        network = _open_network(spec, environment, account, stack)
+        network = open_network(spec, environment, account, stack)
         environment["GLOO_SOCKET_IFNAME"] = network.device
+        surround = {}
+        if simulation:
+            simulation.prepare(spec.run_directory, account)
+            surround = {"surround": simulation.surround}
+        logs = _log_directory(spec)
         cluster = stack.enter_context(
             LocalCluster(
-                spec.nodes, spec.root, environment, _log_directory(spec), spec.recovery, network
+                spec.nodes, spec.root, environment, logs, spec.recovery, network, **surround
             )
         )
+        if simulation:
+            simulation.begin(cluster, network, account, spec.run_directory)
         rendezvous = ""
         if spec.nodes > 1:
             # A store on one of the nodes would be lost with it, and the others would wait.
             rendezvous = stack.enter_context(
                 host_rendezvous(network.meeting_address, environment, network.meeting_prefix)
             )
-        _Supervision(spec, on_step, account, cluster, network, rendezvous).run()
-
-
-def _open_network(
-    spec: WorkerSpec, environment: Mapping[str, str], account: Account, stack: ExitStack
-) -> Network:
-    """What the config asks for, or else what can be had, and then a word of what is not."""
-    if spec.network.namespaces:
-        try:
-            opened = NamespaceNetwork(spec.nodes, environment, spec.network.rate_mbit)
-            return stack.enter_context(opened)
-        except NetworkUnavailable as error:
-            account.tell(
-                "not_simulated",
-                f"the nodes share this machine's loopback device, for no network namespaces can be "
-                f"had ({error}): addresses of their own, and links that are limited, slow or cut, "
-                "are not simulated. It takes iproute2, util-linux and root",
-            )
-    return SharedNetwork(environment.get("GLOO_SOCKET_IFNAME", "lo"))
+        _Supervision(spec, on_step, account, cluster, network, rendezvous, simulation).run()
 
 
 class _Supervision:
@@ -106,12 +109,14 @@ class _Supervision:
         cluster: LocalCluster,
         network: Network,
         rendezvous: str,
+        simulation: Simulation | None,
     ) -> None:
         self._spec = spec
         self._account = account
         self._cluster = cluster
         self._network = network
         self._rendezvous = rendezvous
+        self._simulation = simulation
         self._steps = StepFollower(spec.run_directory / spec.progress_file, on_step)
         self._num_worlds = 0
         self._silenced: dict[int, str] = {}
@@ -180,7 +185,7 @@ class _Supervision:
                 if fitting:
                     return tuple(ready[:number]), fitting
             self._cluster.admit(spec.min_nodes)
-            self._cluster.poll(_POLL_SECONDS)
+            self._poll()
         raise WorkersFailed(
             f"{len(self._find_ready())} of {spec.nodes} nodes were ready after "
             f"{spec.recovery.wait_seconds:.0f} s, and at least {spec.min_nodes} are needed: see "
@@ -194,6 +199,11 @@ class _Supervision:
                 return number, fitting
         return 0, None
 
+    def _poll(self) -> list[NodeEvent]:
+        if self._simulation:
+            self._simulation.act()
+        return self._cluster.poll(_POLL_SECONDS)
+
     def _find_ready(self) -> list[int]:
         """Nodes that have no world, and answer over the network."""
         silent = self._network.find_silent()
@@ -201,19 +211,29 @@ class _Supervision:
 
     def _watch(self, world: _World) -> Incident | None:
         """Until every node has ended its part; None where nothing went wrong."""
-        hangs = HangWatch(self._spec.recovery.patience_seconds)
+        recovery = self._spec.recovery
+        hangs = HangWatch(recovery.patience_seconds)
+        stragglers = StragglerWatch(recovery.straggler_ratio)
         ends: dict[int, WorldEnd | None] = {}
         hang: Hang | None = None
         failed_at: float | None = None
         asked = False
         while len(ends) < len(world.nodes):
-            for event in self._cluster.poll(_POLL_SECONDS):
+            for event in self._poll():
                 if event.node in world.nodes and event.node not in ends:
                     ends[event.node] = event.end
             self._steps.poll()
             beats = read_beats(self._spec.run_directory)
             self._note_progress(beats)
-            self._end_silent(world, ends)
+            for late in stragglers.look(beats, world.spec.num_workers):
+                node = world.find_node(late.rank)
+                self._account.tell(
+                    "straggler",
+                    f"rank {late.rank} on node {node} {late.why}",
+                    rank=late.rank,
+                    node=node,
+                )
+            self._end_silent(world, ends, hang is not None)
             if any(end is None or not end.finished for end in ends.values()):
                 failed_at = failed_at or time.monotonic()
                 if time.monotonic() - failed_at > _PEERS_SECONDS:
@@ -222,6 +242,7 @@ class _Supervision:
                 self._stop(world, ends, failed_at or time.monotonic())
             elif hang := hangs.look(beats, world.spec.num_workers):
                 self._keep_stacks(beats, hang)
+                self._end_silent(world, ends, True)
                 failed_at = time.monotonic()
             elif not asked and self._could_grow(world, beats):
                 ask_to_make_way(self._spec.run_directory)
@@ -231,10 +252,14 @@ class _Supervision:
             return None
         return self._explain(world, ends, hang)
 
-    def _end_silent(self, world: _World, ends: Mapping[int, WorldEnd | None]) -> None:
-        """End nodes of a world that cannot be reached: they count as lost."""
+    def _end_silent(
+        self, world: _World, ends: Mapping[int, WorldEnd | None], is_hanging: bool
+    ) -> None:
+        """End nodes of a world that cannot be reached: they count as lost. Of a world that hangs
+        they are the cause."""
+        limit = _HANGING_SECONDS if is_hanging else self._spec.network.lost_seconds
         for node, seconds in self._network.find_silent().items():
-            is_lost = seconds > self._spec.network.lost_seconds
+            is_lost = seconds > limit
             if is_lost and node in world.nodes and node not in (*ends, *self._silenced):
                 self._silenced[node] = f"it did not answer over the network for {seconds:.1f} s"
                 self._cluster.kill([node])
@@ -280,9 +305,10 @@ class _Supervision:
             count_oom_kills() > world.num_oom_kills,
             self._spec.after_kill,
         )
-        if cause == "node_lost" and (why := self._silenced.get(lost[0])):
-            message = f"{message}: {why}"
-        if hang:
+        cut = [node for node in lost if node in self._silenced]
+        if cut:
+            cause, message = "node_lost", f"node {cut[0]} was lost: {self._silenced[cut[0]]}"
+        elif hang:
             cause, rank = "hang", hang.rank
             stacks = _log_directory(self._spec) / f"hang-{self._num_worlds}.txt"
             message = f"{hang.why}; stacks of the ranks that answered: {stacks}"
@@ -291,11 +317,7 @@ class _Supervision:
         return Incident(
             cause=cause,
             rank=rank,
-            node=lost[0]
-            if lost
-            else None
-            if rank is None
-            else world.nodes[rank // world.workers_per_node],
+            node=(cut or lost)[0] if lost else None if rank is None else world.find_node(rank),
             message=message if cause in ("error", "memory") else f"{message} in step {last_step}",
             last_step=last_step,
             seconds=time.monotonic() - world.started,

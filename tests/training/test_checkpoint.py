@@ -163,8 +163,8 @@ def load_and_save(path: str, settings: dict[str, Any]) -> tuple[int, list[float]
 
 def exported(work: Workspace) -> dict[str, Any]:
     """Model and optimiser of the newest checkpoint, by name."""
-    from training.checkpoint import CHECKPOINTS, open_checkpoint
-    from training.checkpoint_files import CheckpointFiles
+    from training.checkpoint import open_checkpoint
+    from training.checkpoint_files import CHECKPOINTS, CheckpointFiles
     from training.checkpoint_state import load_whole
 
     sealed, _ = make_spec(work).open_shards()
