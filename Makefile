@@ -47,6 +47,7 @@ clean: ## Remove what runs left here, keys included; keeps .venv
 	$(PYTHON) -m venv .venv
 
 .venv/run.done: pyproject.toml constraints.txt | .venv/bin/python
+	@echo "installing into .venv: minutes without a word, the first time"
 	$(PIP_INSTALL) -e .
 	touch $@
 

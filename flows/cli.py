@@ -46,8 +46,15 @@ def build_parser() -> argparse.ArgumentParser:
     up = commands.add_parser(
         "up", help="start a Prefect server, an MLflow server and the served deployment"
     )
-    up.add_argument("--prefect-port", type=int, default=4200, metavar="PORT")
-    up.add_argument("--mlflow-port", type=int, default=5000, metavar="PORT")
+    free = "another one when it is taken (%(default)s)"
+    up.add_argument("--prefect-port", type=int, default=4200, metavar="PORT", help=free)
+    up.add_argument("--mlflow-port", type=int, default=5000, metavar="PORT", help=free)
+
+    commands.add_parser(
+        "env",
+        help="what prefect, mlflow and dvc need to know of this workspace, for the shell: "
+        'eval "$(convoy env)"',
+    )
 
     commands.add_parser("serve", help="serve the deployment alone: schedule and UI form")
 
@@ -233,13 +240,18 @@ def main(arguments: list[str] | None = None) -> int:
         if error.detail is not None and error.detail.is_file():
             print(error.detail.read_text(encoding="utf-8"), file=sys.stderr)
         print(f"error: {error}", file=sys.stderr)
-        for note in getattr(error, "__notes__", ()):
-            print(f"note: {note}", file=sys.stderr)
+        _print_notes(error)
         return 1
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         print("interrupted", file=sys.stderr)
+        _print_notes(interrupt)
         return 130
     return code
+
+
+def _print_notes(error: BaseException) -> None:
+    for note in getattr(error, "__notes__", ()):
+        print(f"note: {note}", file=sys.stderr)
 
 
 def _spare_collections() -> None:

@@ -25,7 +25,7 @@ _READ_SECONDS = 0.5
 # Never by a proxy that the environment names: these are servers of this machine.
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
-_DEFAULTS = {
+DEFAULTS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_CLI_PROMPT": "false",
     "PREFECT_RUNNER_POLL_FREQUENCY": "2",  # seconds until a click in the UI starts a run
@@ -43,7 +43,7 @@ def prepare_environment(root: Path) -> None:
     """Point Prefect and MLflow at this workspace's running `convoy up`, or at embedded ones."""
     # It would compile every import anew in every process.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    for name, value in _DEFAULTS.items():
+    for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
     if os.environ.get("PREFECT_API_URL"):
         return

@@ -1,6 +1,6 @@
 """Stage results in plain words: above all, what was not used, of whom and why."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from pydantic import BaseModel
 
@@ -11,6 +11,8 @@ from pipeline.remotes import Movement
 from pipeline.stages import Placement, RawInput, TrainReport
 from training.evaluate import Metrics
 from training.registry import ModelVersion
+
+_MAX_NAMED = 6
 
 
 def summarize(result: BaseModel) -> str:
@@ -42,14 +44,26 @@ def summarize(result: BaseModel) -> str:
 def describe_exclusions(exclusions: Iterable[Exclusion]) -> list[str]:
     """One line for each jurisdiction whose records were not used."""
     return [
-        f"  not used: {e.num_records:,} records of {e.jurisdiction}: {e.reason}" for e in exclusions
+        f"  not used: {e.num_records:,} record{'' if e.num_records == 1 else 's'} of "
+        f"{e.jurisdiction}: {e.reason}"
+        for e in exclusions
     ]
+
+
+def _describe_unscored(exclusions: Sequence[Exclusion]) -> list[str]:
+    """One line: the training's lines have the reasons already."""
+    if len(exclusions) < 2:
+        return describe_exclusions(exclusions)
+    num_records = sum(e.num_records for e in exclusions)
+    named = ", ".join(e.jurisdiction for e in exclusions[:_MAX_NAMED])
+    more = f" and {len(exclusions) - _MAX_NAMED} more" if len(exclusions) > _MAX_NAMED else ""
+    return [f"  not scored: {num_records:,} records of {named}{more}, for the same reasons"]
 
 
 def _summarize_receipt(receipt: UploadReceipt) -> list[str]:
     lines = [
-        f"upload: {len(receipt.placed)} sealed shards in {receipt.region}, "
-        f"{sum(e.num_shards for e in receipt.withheld)} may not be there"
+        f"upload: {receipt.region} holds {len(receipt.placed)} sealed shards; the policy keeps "
+        f"{sum(e.num_shards for e in receipt.withheld)} away from it"
     ]
     unknown = [f"{c.subject} ({c.found})" for c in receipt.checks if c.verdict == "not checked"]
     if unknown:
@@ -95,4 +109,4 @@ def _summarize_metrics(metrics: Metrics) -> str:
         + (f"; baselines: {others}" if others else "")
         + (f". WORSE than {', '.join(better)}: it has not learnt enough" if better else "")
     ]
-    return "\n".join(lines + describe_exclusions(metrics.excluded))
+    return "\n".join(lines + _describe_unscored(metrics.excluded))

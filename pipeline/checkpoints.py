@@ -112,11 +112,17 @@ def _find_all(config: Config, root: Path) -> dict[str, list[Found]]:
 
 
 def _choose_run(found: dict[str, list[Found]], run: str | None) -> tuple[str, list[Found]]:
-    matching = [name for name in found if name.startswith(run or "")]
+    """The run of these first letters; of none, that of the newest checkpoint."""
+    if not found:
+        raise PipelineError("there is no checkpoint: training makes them")
+    if run is None:
+        newest = max(found, key=lambda name: max(one.commit.time for one in found[name]))
+        return newest, found[newest]
+    matching = [name for name in found if name.startswith(run)]
     if len(matching) == 1:
         return matching[0], found[matching[0]]
-    listed = ", ".join(sorted(found)) or "none"
-    raise PipelineError(f"--run {run or ''}: name one of the runs with checkpoints: {listed}")
+    listed = ", ".join(sorted(found))
+    raise PipelineError(f"--run {run}: name one of the runs with checkpoints: {listed}")
 
 
 def _choose(found: list[Found], step: int | None, best: bool) -> Found:

@@ -101,6 +101,7 @@ class Config(BaseModel, frozen=True, extra="forbid"):
     """One run of the pipeline."""
 
     dataset: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    """Its name: of its folder in datasets/, in the stores, of the deployment."""
     workload: WorkloadConfig
     regions: dict[str, Region]
     residency: Residency

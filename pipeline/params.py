@@ -60,7 +60,10 @@ def _change(text: str, name: str, value: Any, path: Path) -> str:
     parts = name.split(".")
     for depth, part in enumerate(parts):
         if not isinstance(node, MappingNode):
-            raise ConfigError(f"{path}: {name}: {part} is below a value, not a section")
+            raise ConfigError(
+                f"{path}: {name}: what stands above '{part}' is a list or a value: a single entry "
+                "of it cannot be set, edit it in the file"
+            )
         below = next((child for key, child in node.value if key.value == part), None)
         if below is None:
             for missing in reversed(parts[depth + 1 :]):

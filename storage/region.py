@@ -36,8 +36,11 @@ class Region(BaseModel):
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$", max_length=63)
     jurisdiction: str = Field(min_length=1)
+    """Whose law holds there."""
     store: str
+    """URL of its object store: file:, s3://, gs:// or az://."""
     wrapping_key: str
+    """URL of the key that wraps its data keys: file:, aws-kms:// or vault://."""
     claims: Claims = Claims()
 
     @field_validator("store")

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.params_reference import PAGE, write_page
+
 ROOT = Path(__file__).parent.parent
 LINE = ("flows", "tasks", "pipeline", "planner", "training", "data", "storage")
 HOMES = {
@@ -121,6 +123,10 @@ def test_the_readme_names_every_source_file() -> None:
         for path in sources(package):
             if path.name != "__init__.py":
                 assert path.name in readme, path
+
+
+def test_the_page_of_parameters_is_that_of_the_code() -> None:
+    assert PAGE.read_text(encoding="utf-8") == write_page(), "python -m tests.params_reference"
 
 
 def test_the_project_speaks_of_itself_alone() -> None:

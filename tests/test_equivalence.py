@@ -77,6 +77,22 @@ def test_a_changed_parameter_redoes_just_what_depends_on_it(by_flow: Workspace) 
     assert is_clean(by_flow)
 
 
+def test_values_that_are_refused_are_taken_back(by_flow: Workspace) -> None:
+    before = by_flow.read("params.yaml")
+    said = by_flow.run("convoy", "run", "--set", "train.model.widht=32", expect=1)
+    assert "widht" in said
+    assert "the values of --set were taken back" in said
+    assert by_flow.read("params.yaml") == before
+
+
+def test_prefect_and_mlflow_are_told_where_the_workspace_is(by_flow: Workspace) -> None:
+    said = by_flow.run("convoy", "env").splitlines()
+    for name in ("PREFECT_HOME", "PREFECT_API_URL"):
+        assert f"export {name}={by_flow.environment[name]}" in said
+    assert f"export MLFLOW_TRACKING_URI=sqlite:///{by_flow.path / '.convoy' / 'mlflow.db'}" in said
+    assert "export PREFECT_SERVER_ANALYTICS_ENABLED=false" in said
+
+
 def test_what_git_keeps_is_small_and_holds_no_record(by_flow: Workspace) -> None:
     listed = by_flow.python(
         "import subprocess; print(subprocess.run("

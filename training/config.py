@@ -237,6 +237,7 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid"):
     precision: Literal["float32", "bfloat16"] = "float32"
     """What layers compute in; parameters, their averages and the loss stay float32."""
     steps: PositiveInt
+    """Optimiser steps of the whole run."""
     global_batch: PositiveInt
     """Samples in one step, over all workers."""
     accumulate: PositiveInt = 1
@@ -247,6 +248,7 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid"):
     max_nonfinite: PositiveInt = 10
     """Batches that may be skipped or rolled back in one run before it stops."""
     seed: NonNegativeInt = 0
+    """Of the initial weights and of the order of the samples."""
     window_shards: PositiveInt = 64
     """Shards among which samples are shuffled. A worker holds up to two windows in memory."""
     window_bytes: PositiveInt = 256 << 20
@@ -268,6 +270,7 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid"):
     """With reproducible: equal parts of the global batch, a power of two. The number of workers
     must divide it."""
     log_every_steps: PositiveInt = 10
+    """Steps that one line of the log, and one point of the curves, sums up."""
     profile: NonNegativeInt = 0
     """Steps, soon after the start, that each worker records a trace of: `convoy profile` shows
     which waits for which. 0 records none."""
@@ -437,6 +440,7 @@ class EvaluateConfig(BaseModel, frozen=True, extra="forbid"):
     """What is measured on the held-out records."""
 
     batch: PositiveInt = 256
+    """Records that are scored at once."""
     primary: str = "loss"
     """The metric that decides which model is the champion."""
     goal: Literal["minimize", "maximize"] = "minimize"
@@ -450,7 +454,9 @@ class RegisterConfig(BaseModel, frozen=True, extra="forbid"):
     """Where the model is registered, and as what."""
 
     model_name: str
+    """Its name in the MLflow registry."""
     experiment: str = "convoy"
+    """The MLflow experiment of the runs."""
     tracking_uri: str = "sqlite:///.convoy/mlflow.db"
     """MLFLOW_TRACKING_URI in the environment overrides it."""
     region: str | None = None

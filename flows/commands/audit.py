@@ -50,12 +50,18 @@ def _describe(verification: Verification, log: Path) -> Iterator[str]:
         yield f"NOT WHOLE  {where}{finding.what}"
     for silent in verification.silent_writers:
         yield f"note       writer {silent.writer} on {silent.host} {silent.what}"
+    if verification.silent_writers:
+        yield (
+            "note       a process that is killed ends so: what it did after its last entry, for at "
+            "most a second, may be missing; nothing was taken out"
+        )
     if verification.is_whole:
         num_after = verification.num_entries - verification.num_proven
         yield (
-            f"whole      {log}: {verification.num_entries} entries; the newest of "
-            f"{verification.num_checkpoints} outside checkpoints proves {verification.num_proven}, "
-            f"{num_after} came after it"
+            f"whole      {log}: {verification.num_entries} entries, none changed, removed or put "
+            f"in; {verification.num_proven} of them are proven by the newest of "
+            f"{verification.num_checkpoints} signed checkpoints in the second place, {num_after} "
+            "came after it"
         )
     yield f"key        {verification.key or 'none yet'}"
 

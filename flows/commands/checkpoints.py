@@ -38,7 +38,7 @@ def _export(config: Config, root: Path, options: argparse.Namespace) -> int:
 
 
 def _table(found: tuple[ListedCheckpoint, ...]) -> Table:
-    table = Table("run", "step", "time", "MB", "loss", "where", "", box=None, pad_edge=False)
+    table = Table("run", "step", "time", "MB", "loss", "where", "kept as", box=None, pad_edge=False)
     for one in found:
         places = (("disk", one.on_disk), ("store", one.in_store))
         table.add_row(
@@ -48,6 +48,6 @@ def _table(found: tuple[ListedCheckpoint, ...]) -> Table:
             f"{one.num_bytes / 1e6:.1f}",
             "" if one.loss is None else f"{one.loss:.4f}",
             ", ".join(name for name, is_there in places if is_there),
-            "best" if one.best else "",
+            "best" if one.best else "new",
         )
     return table

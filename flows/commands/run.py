@@ -4,17 +4,21 @@ import argparse
 import atexit
 import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from flows.console import say, show_progress
 from flows.services import await_healthy, free_port, running
 from flows.summary import summarize
+from pipeline.checks import check_before_run
 from pipeline.config import Config
 from pipeline.params import parse_change, set_params
 from pipeline.results import read_results
 from pipeline.stages import STAGES
 from pipeline.versioning import Snapshot, check_repository, find_stale, read_revision
 from pipeline.workspace import lock_workspace
+from storage.errors import ConvoyError
 
 # Nobody looks for blocks in this API, and `convoy up` registers them when it starts: some seconds
 # with a new database.
@@ -25,27 +29,60 @@ def main(options: argparse.Namespace) -> int:
     root = Path.cwd()
     with lock_workspace(root, "convoy run"):
         if options.set:
-            set_params(Path("params.yaml"), dict(parse_change(text) for text in options.set))
+            _set(root, dict(parse_change(text) for text in options.set))
         else:
             Config.load()
         check_repository(root, require_clean=False)
         say("looking which stages are up to date")
         # To do nothing takes no Prefect.
         stale = options.force or any(find_stale(root, name) for name in STAGES)
-    snapshot = (
-        _run_flow(options.force) if stale else Snapshot(revision=read_revision(root), stages=())
-    )
+    if stale:
+        with _telling_what_stays(options.set):
+            snapshot = _run_flow(options.force)
+    else:
+        snapshot = Snapshot(revision=read_revision(root), stages=())
     if options.json:
         print(snapshot.model_dump_json(indent=2))
         return 0
+    if not stale:
+        print("nothing to do: all stages are up to date. What they left:")
     for result in read_results().values():
         print(summarize(result))
-    ran = ", ".join(snapshot.stages) or "nothing: all stages were up to date"
+    ran = ", ".join(snapshot.stages) or "nothing"
     print(
         f"ran: {ran}\nrevision: git {snapshot.revision.git[:12]}, dvc {snapshot.revision.dvc[:12]}"
     )
     print("next: `convoy report` writes a page, `convoy status` names the champion")
     return 0
+
+
+def _set(root: Path, changes: dict[str, Any]) -> None:
+    """Write the values into params.yaml, unless a run with them would be refused at its start."""
+    path = Path("params.yaml")
+    before = path.read_bytes()
+    config = set_params(path, changes)
+    try:
+        check_before_run(config, root)
+    except ConvoyError as error:
+        path.write_bytes(before)
+        error.add_note(f"{path} is as it was: the values of --set were taken back")
+        raise
+
+
+@contextlib.contextmanager
+def _telling_what_stays(changes: list[str]) -> Iterator[None]:
+    """Says with a failure that the values of --set stand in params.yaml."""
+    try:
+        yield
+    except (ConvoyError, KeyboardInterrupt) as error:
+        if changes:
+            error.add_note(
+                f"params.yaml keeps {', '.join(changes)}: --set another value, or take it back by "
+                "`git checkout params.yaml`"
+            )
+        if isinstance(error, KeyboardInterrupt):
+            error.add_note("`convoy run` goes on from the last finished stage and checkpoint")
+        raise
 
 
 def _run_flow(force: bool) -> Snapshot:

@@ -32,6 +32,9 @@ def _serve_all(root: Path, config: Config, preferred_prefect: int, preferred_mlf
     state = root / ".convoy"
     with announce_services(root) as announce, contextlib.ExitStack() as stack:
         prefect_port, mlflow_port = free_port(preferred_prefect), free_port(preferred_mlflow)
+        for wanted, got in ((preferred_prefect, prefect_port), (preferred_mlflow, mlflow_port)):
+            if wanted not in (0, got):
+                print(f"port {wanted} is taken: {got} instead of it", file=sys.stderr)
         urls = {
             "prefect": f"http://127.0.0.1:{prefect_port}",
             "mlflow": f"http://127.0.0.1:{mlflow_port}",
@@ -60,7 +63,11 @@ def _serve_all(root: Path, config: Config, preferred_prefect: int, preferred_mlf
         await_healthy(served, f"{urls['prefect']}/api/deployments/name/train/{config.dataset}")
         announce(urls)
         print(
-            f"Prefect  {urls['prefect']}\nMLflow   {urls['mlflow']}\nCtrl-C stops all of it.",
+            f"Prefect  {urls['prefect']}\nMLflow   {urls['mlflow']}\n"
+            f"logs     {(state / 'logs').relative_to(root)}: what the runs say is in serve.log\n"
+            'a run    in the Prefect UI, or in another shell here: eval "$(convoy env)"; prefect '
+            f"deployment run train/{config.dataset}\n"
+            "Ctrl-C stops all of it.",
             flush=True,
         )
         try:

@@ -66,7 +66,10 @@ def test_ctrl_c_ends_a_run_and_says_killed(up: Up, completed: str) -> None:
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
-    assert output.splitlines()[-1] == "interrupted"
+    *_, interrupted, kept, resumed = output.splitlines()
+    assert interrupted == "interrupted"
+    assert "params.yaml keeps train.steps=900000" in kept
+    assert "goes on from the last finished stage and checkpoint" in resumed
     assert "Traceback" not in output
     assert not find_processes(up.workspace)
     assert read_status(up.workspace) == "KILLED"
