@@ -155,7 +155,7 @@ def _build_fixed(
         whole = np.zeros((len(missing), size), flat.dtype)
         whole[~missing] = flat.reshape(-1, size)
         flat = whole.reshape(-1)
-    return pa.FixedSizeListArray.from_arrays(_wrap(flat), size, mask=mask)
+    return pa.FixedSizeListArray.from_arrays(wrap(flat), size, mask=mask)
 
 
 def _build_ragged(
@@ -166,7 +166,7 @@ def _build_ragged(
     sizes = [0 if value is None else value.size * _width(dtype) for value in values]
     one_dimension = all(array.ndim == 1 for array in arrays)
     lists = pa.ListArray.from_arrays(
-        _offsets(sizes), _wrap(flat), mask=mask if one_dimension else None
+        _offsets(sizes), wrap(flat), mask=mask if one_dimension else None
     )
     if one_dimension:
         return lists
@@ -190,7 +190,8 @@ def _store(array: Array, dtype: np.dtype[Any]) -> Array:
     return flat.view(f"<f{dtype.itemsize // 2}" if stored == "f" else stored)
 
 
-def _wrap(flat: Array) -> pa.Array:
+def wrap(flat: Array) -> pa.Array:
+    """A column of these numbers. Arrow's own conversion would load pandas."""
     kind = pa.from_numpy_dtype(flat.dtype)
     return pa.Array.from_buffers(kind, flat.size, [None, pa.py_buffer(flat)])
 

@@ -61,7 +61,7 @@ class SealedCache:
                 return None
         return sealed
 
-    def put(self, name: str, sealed: bytes) -> None:
+    def put(self, name: str, sealed: bytes | memoryview) -> None:
         """Keep an object, and remove others if there is no room. Raises CacheUnusable."""
         if len(sealed) > self._limit_bytes:
             return

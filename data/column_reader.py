@@ -1,7 +1,6 @@
 """What gives the values of an Arrow column by position. docs/format.md specifies the columns.
 
-Text, bytes and numbers are taken out of Arrow's buffers as they are: by way of Arrow's own `take`
-and scalars a value costs several times as much.
+Whole columns of numbers are taken out of Arrow's buffers by NumPy, everything else by Arrow.
 """
 
 from collections.abc import Callable
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from data.arrays import DTYPE, Indices, check_arrays, find_missing, read_arrays, view_buffer
+from data.arrays import DTYPE, Indices, check_arrays, read_arrays, view_buffer, wrap
 from data.columns import INTEGER, MAX_DIGITS, Unfit
 from data.record import Column
 
@@ -34,8 +33,6 @@ def read_column(field: pa.Field, array: pa.Array) -> ReadColumn:
         if field.type != pa.decimal256(MAX_DIGITS, 0):
             raise Unfit(f"whole numbers in a column of {field.type}")
         return lambda indices: [v if v is None else int(v) for v in _take(array, indices)]
-    if field.type in (pa.string(), pa.binary()):
-        return _read_pieces(array, is_text=field.type == pa.string())
     if field.type in _WIDTHS and not array.null_count:
         numbers = view_buffer(array, _WIDTHS[field.type])
         return lambda indices: numbers[indices].tolist()
@@ -43,27 +40,5 @@ def read_column(field: pa.Field, array: pa.Array) -> ReadColumn:
 
 
 def _take(array: pa.Array, indices: Indices) -> list[Any]:
-    values: list[Any] = array.take(pa.array(indices)).to_pylist()
+    values: list[Any] = array.take(wrap(np.ascontiguousarray(indices))).to_pylist()
     return values
-
-
-def _read_pieces(array: pa.Array, *, is_text: bool) -> ReadColumn:
-    _, offsets, content = array.buffers()
-    ends = np.frombuffer(offsets, "<i4", len(array) + 1, 4 * array.offset)
-    pieces = memoryview(content or b"")
-    missing = set(find_missing(array).tolist())
-
-    def take(indices: Indices) -> list[Any]:
-        bounds = zip(ends[indices].tolist(), ends[indices + 1].tolist(), strict=True)
-        if is_text:
-            taken: list[Any] = [str(pieces[start:end], "utf-8") for start, end in bounds]
-        else:
-            taken = [bytes(pieces[start:end]) for start, end in bounds]
-        if missing:
-            taken = [
-                None if index in missing else value
-                for index, value in zip(indices.tolist(), taken, strict=True)
-            ]
-        return taken
-
-    return take

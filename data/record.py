@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, overload
 if TYPE_CHECKING:
     import numpy as np
 
+Places: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 Column: TypeAlias = "list[Any] | np.ndarray[Any, np.dtype[Any]]"
 """One field of several records: one array, whose first axis is the records, where the field holds
 NumPy arrays of one shape; and otherwise a list."""
@@ -40,10 +41,12 @@ class Records(Sequence[dict[str, Any]]):
     field of all of them at once, which is several times quicker where it holds NumPy arrays.
     """
 
-    def __init__(self, columns: Mapping[str, Column]) -> None:
-        """`columns` is at least one, all equally long."""
+    def __init__(self, columns: Mapping[str, Column], places: "Places | None" = None) -> None:
+        """`columns` is at least one, all equally long; `places` says where in them the records
+        stand, one after another, if they are not all of them in order."""
         self._columns = columns
-        self._count = len(next(iter(columns.values())))
+        self._places = places
+        self._count = len(next(iter(columns.values())) if places is None else places)
 
     @classmethod
     def of(cls, rows: Sequence[Mapping[str, Any]]) -> "Records":
@@ -55,7 +58,12 @@ class Records(Sequence[dict[str, Any]]):
 
     def column(self, name: str) -> Column:
         """A field of all records. Raises KeyError."""
-        return self._columns[name]
+        values = self._columns[name]
+        if self._places is None:
+            return values
+        if isinstance(values, list):
+            return [values[place] for place in self._places.tolist()]
+        return values.take(self._places, axis=0)
 
     def __len__(self) -> int:
         return self._count
@@ -65,15 +73,26 @@ class Records(Sequence[dict[str, Any]]):
     @overload
     def __getitem__(self, key: slice) -> "Records": ...
     def __getitem__(self, key: int | slice) -> "dict[str, Any] | Records":
+        if isinstance(key, slice) and self._places is not None:
+            return Records(self._columns, self._places[key])
+        if self._places is not None:
+            key = int(self._places[key])
         taken = {name: values[key] for name, values in self._columns.items()}
         return Records(taken) if isinstance(key, slice) else taken
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        # Column after column into copies of one mapping: zipping each row's names and values
-        # costs twice as much.
-        blank: dict[str, Any] = dict.fromkeys(self._columns)
-        rows = [blank.copy() for _ in range(self._count)]
-        for name, values in self._columns.items():
-            for row, value in zip(rows, values, strict=True):
+        # The first columns by literals, the others one after another into those: zipping each
+        # row's names and values costs five times as much.
+        names = list(self._columns)
+        first = zip(*map(self.column, names[:3]), strict=True)
+        match names[:3]:
+            case [a]:
+                rows = [{a: x} for (x,) in first]
+            case [a, b]:
+                rows = [{a: x, b: y} for x, y in first]
+            case [a, b, c]:
+                rows = [{a: x, b: y, c: z} for x, y, z in first]
+        for name in names[3:]:
+            for row, value in zip(rows, self.column(name), strict=True):
                 row[name] = value
         return iter(rows)

@@ -8,7 +8,7 @@ from data.errors import ShardBroken
 from data.manifest import Manifest
 from data.shard import OpenShard, Shard, Verify, open_shard
 from storage.access_log import AccessEntry, AccessLog, Action
-from storage.buffers import Buffers
+from storage.buffers import Buffers, Memory
 from storage.envelope import (
     associated_data,
     content_address,
@@ -18,8 +18,15 @@ from storage.envelope import (
 )
 from storage.errors import ObjectMissing, SealBroken
 from storage.keyring import open_keyring
+from storage.open_object import OpenObject
 from storage.region import Region
-from storage.sealed import PART_BYTES, SealedReader, open_sealed, seal_parts, sealed_size
+from storage.sealed import (
+    PART_BYTES,
+    SealedReader,
+    open_whole,
+    seal_parts,
+    sealed_size,
+)
 from storage.store import ObjectStore, open_store
 
 
@@ -34,6 +41,8 @@ class SealedShards:
     log: AccessLog = field(repr=False)
     cache: SealedCache | None = field(default=None, repr=False)
     verify: Verify = "digest"
+    memory: Memory = field(default_factory=Memory, repr=False, compare=False)
+    """What opened shards lie in."""
 
     def address(self, shard: Shard) -> str:
         """The object's name in the store."""
@@ -76,24 +85,27 @@ class SealedShards:
             content = self._open_stored(shard, where)
         return open_shard(shard, content, where, verify=self.verify)
 
-    def _open_cached(self, shard: Shard) -> bytes | None:
+    def _open_cached(self, shard: Shard) -> memoryview | None:
         if self.cache is None:
             return None
         address = self.address(shard)
         sealed = self.cache.get(address)
         if sealed is None:
             return None
+        view = memoryview(sealed)
         try:
-            return open_sealed(self.key, sealed, self._associated_data(shard))
+            return self._unseal(shard, OpenObject(len(view), lambda start, end: view[start:end]))
         except SealBroken:
             self.cache.remove(address)
             return None
 
-    def _open_stored(self, shard: Shard, where: str) -> bytes:
+    def _open_stored(self, shard: Shard, where: str) -> memoryview:
         address = self.address(shard)
         try:
-            sealed = self.store.get(address)
-            content = open_sealed(self.key, sealed, self._associated_data(shard))
+            with self.store.open(address) as found:
+                content = self._unseal(shard, found)
+                if self.cache is not None:
+                    self.cache.put(address, found.read(0, found.num_bytes))
         except ObjectMissing:
             raise ShardBroken(
                 f"shard {shard.name} is not in {where} ({address}): run `convoy stage upload`"
@@ -103,10 +115,12 @@ class SealedShards:
                 f"shard {shard.name} in {where} ({address}): {error}. "
                 "Delete the object and run `convoy stage upload`, which places it again."
             ) from None
-        record_access(self.log, self.region, "get", address, len(sealed))
-        if self.cache is not None:
-            self.cache.put(address, sealed)
+        record_access(self.log, self.region, "get", address, found.num_bytes)
         return content
+
+    def _unseal(self, shard: Shard, found: OpenObject) -> memoryview:
+        place = self._associated_data(shard)
+        return open_whole(self.key, place, found.read, found.num_bytes, self.memory)
 
     def _associated_data(self, shard: Shard) -> bytes:
         return associated_data(

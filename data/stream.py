@@ -4,16 +4,12 @@ import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from data.order import Indices, SampleOrder
 from data.record import Column, Records
 from data.shard import OpenShard
-
-if TYPE_CHECKING:
-    from data.column_reader import ReadColumn
 
 _THREADS = 4
 """Shards that are fetched and opened at once."""
@@ -50,16 +46,17 @@ class SampleStream:
         shards, rows = samples.shards[by_shard], samples.rows[by_shard]
         firsts = np.flatnonzero(np.diff(shards, prepend=-1)).tolist()
         groups = [
-            (self._opened[int(shards[first])].result(), slice(first, end))
+            (self._opened[int(shards[first])].result().columns, rows[first:end])
             for first, end in pairwise((*firsts, len(shards)))
         ]
+        places = np.empty_like(by_shard)
+        places[by_shard] = np.arange(len(by_shard))
         return Records(
             {
-                name: _gather(
-                    [(opened.columns[name], part) for opened, part in groups], rows, by_shard
-                )
-                for name in groups[0][0].columns
-            }
+                name: _join([columns[name](part) for columns, part in groups])
+                for name in groups[0][0]
+            },
+            places,
         )
 
     def close(self) -> None:
@@ -85,19 +82,9 @@ class SampleStream:
                 self._opened[shard] = self._pool.submit(self._open_shard, shard)
 
 
-def _gather(
-    readers: "Sequence[tuple[ReadColumn, slice]]", rows: Indices, places: Indices
-) -> Column:
-    """The values of one column: each reader gives those at its part of `rows`, and the i-th of
-    all goes to `places[i]`."""
-    found = [read(rows[part]) for read, part in readers]
-    blocks = [values for values in found if isinstance(values, np.ndarray)]
-    if len(blocks) == len(found) and len({block.shape[1:] for block in blocks}) == 1:
-        whole = np.empty((len(rows), *blocks[0].shape[1:]), blocks[0].dtype)
-        for block, (_, part) in zip(blocks, readers, strict=True):
-            whole[places[part]] = block
-        return whole
-    values = list(chain.from_iterable(found))
-    order = np.empty_like(places)
-    order[places] = np.arange(len(places))
-    return [values[place] for place in order.tolist()]
+def _join(parts: Sequence[Column]) -> Column:
+    """The values of one column, part after part."""
+    blocks = [part for part in parts if isinstance(part, np.ndarray)]
+    if len(blocks) == len(parts) and len({block.shape[1:] for block in blocks}) == 1:
+        return np.concatenate(blocks)
+    return list(chain.from_iterable(parts))

@@ -17,6 +17,7 @@ from obstore.store import AzureStore, GCSStore, MemoryStore, S3Store
 
 from storage.errors import ObjectChanged, ObjectExists, ObjectMissing, StoreUnavailable
 from storage.locations import MemoryLocation, S3Location, parse_store
+from storage.open_object import OpenObject
 from storage.region import Region
 from storage.store import (
     CREDENTIALS_REMEDY,
@@ -97,14 +98,17 @@ class Bucket:
     def get(self, name: str, start: int = 0, end: int | None = None) -> bytes:
         checked_name(name)
         checked_range(start, end)
-        try:
+        with self._reading(name):
             if start == 0 and end is None:
                 return bytes(obstore.get(self._reader, name).bytes())
             return self._get_range(name, start, end)
-        except FileNotFoundError as error:
-            raise self._missing(name, error) from None
-        except BaseError as error:
-            raise self._refusal(f"cannot read {name}", error) from None
+
+    @contextlib.contextmanager
+    def open(self, name: str) -> Iterator[OpenObject]:
+        checked_name(name)
+        with self._reading(name):
+            content = memoryview(obstore.get(self._reader, name).bytes())
+        yield OpenObject(len(content), lambda start, end: content[start:end])
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         folder = checked_prefix(prefix)
@@ -165,6 +169,15 @@ class Bucket:
                 "remove it with every version by that service's own tools, or destroy the wrapping "
                 "key, which shreds all that it wrapped",
             )
+
+    @contextlib.contextmanager
+    def _reading(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise self._missing(name, error) from None
+        except BaseError as error:
+            raise self._refusal(f"cannot read {name}", error) from None
 
     def _get_range(self, name: str, start: int, end: int | None) -> bytes:
         if start == end:

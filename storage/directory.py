@@ -10,9 +10,11 @@ import fcntl
 import itertools
 import os
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
 
 from storage.errors import ObjectChanged, ObjectExists, ObjectMissing, StoreUnavailable
+from storage.open_object import OpenObject, Pieces
 from storage.private_file import sync_directory
 from storage.region import Region
 from storage.store import (
@@ -45,6 +47,7 @@ class Directory:
     def __init__(self, region: Region, root: Path) -> None:
         self._region = region
         self._root = root
+        self._pieces = Pieces()
 
     def put(self, name: str, data: Content, *, overwrite: bool = True) -> None:
         path = self._root / checked_name(name)
@@ -62,13 +65,22 @@ class Directory:
 
     def get(self, name: str, start: int = 0, end: int | None = None) -> bytes:
         checked_range(start, end)
-        path = self._root / checked_name(name)
+        with self._reading(name) as file:
+            file.seek(start)
+            size = os.fstat(file.fileno()).st_size
+            stop = size if end is None else min(end, size)
+            return _read_fully(file.fileno(), max(0, stop - start))
+
+    @contextlib.contextmanager
+    def open(self, name: str) -> Iterator[OpenObject]:
+        with self._reading(name) as file, self._pieces.open(file) as found:
+            yield found
+
+    @contextlib.contextmanager
+    def _reading(self, name: str) -> Iterator[FileIO]:
         try:
-            with path.open("rb", buffering=0) as file:
-                file.seek(start)
-                size = os.fstat(file.fileno()).st_size
-                stop = size if end is None else min(end, size)
-                return _read_fully(file.fileno(), max(0, stop - start))
+            with (self._root / checked_name(name)).open("rb", buffering=0) as file:
+                yield file
         except (FileNotFoundError, IsADirectoryError):
             raise ObjectMissing(
                 f"regions.{self._region.name}.store ({self._region.store}) has no {name}"

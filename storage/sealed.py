@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from storage.buffers import Buffers
+from storage.buffers import Buffers, Memory
 from storage.errors import SealBroken
 
 if TYPE_CHECKING:
@@ -33,6 +33,10 @@ _HEADER_BYTES = 1 + _SALT_BYTES + _PREFIX_BYTES
 _TAG_BYTES = 16
 _SEGMENT_PLAIN_BYTES = SEGMENT_BYTES - _TAG_BYTES
 _MAX_SEGMENTS = 1 << 32
+
+
+Read = Callable[[int, int], bytes | memoryview]
+"""Gives the bytes of a sealed object from start to end (exclusive)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +125,20 @@ def open_sealed(key: bytes, sealed: bytes | memoryview, associated_data: bytes) 
     return reader.read(0, reader.num_bytes)
 
 
+def open_whole(
+    key: bytes, associated_data: bytes, read: Read, sealed_bytes: int, memory: Memory
+) -> memoryview:
+    """Open a whole sealed object that is read from its start to its end: see SealedReader.
+
+    Returns read-only memory. Raises SealBroken, and returns nothing unauthenticated.
+    """
+    opening = _Opening(key, associated_data, read, sealed_bytes)
+    plain = memory.lend(opening.num_bytes)
+    for segment in _segments(opening.num_bytes, 0, opening.num_bytes):
+        opening.open_segment(segment, plain[segment.plain_start : segment.plain_end])
+    return plain.toreadonly()
+
+
 class SealedReader:
     """Reads ranges of a sealed object, segment by segment, without holding the whole.
 
@@ -130,24 +148,12 @@ class SealedReader:
     SealBroken.
     """
 
-    def __init__(
-        self,
-        key: bytes,
-        associated_data: bytes,
-        read: Callable[[int, int], bytes | memoryview],
-        sealed_bytes: int,
-    ) -> None:
-        self._associated_data = associated_data
-        self._read = read
-        self.num_bytes = self._plain_size(sealed_bytes)
-        header = bytes(read(0, _HEADER_BYTES))
-        if len(header) != _HEADER_BYTES or header[0] != _HEADER_BYTES:
-            raise self._broken("its header is not that of a sealed object")
-        self._prefix = header[1 + _SALT_BYTES :]
-        self._cipher = _object_cipher(key, header[1 : 1 + _SALT_BYTES], associated_data)
+    def __init__(self, key: bytes, associated_data: bytes, read: Read, sealed_bytes: int) -> None:
+        self._opening = _Opening(key, associated_data, read, sealed_bytes)
+        self.num_bytes = self._opening.num_bytes
         (last,) = _segments(self.num_bytes, self.num_bytes, self.num_bytes)
         self._tail = bytearray(last.plain_end - last.plain_start)
-        self._open_segment(last, memoryview(self._tail))
+        self._opening.open_segment(last, memoryview(self._tail))
 
     def read(self, start: int, end: int) -> bytes:
         """Return plaintext bytes start to end (exclusive), which must lie in the object."""
@@ -167,9 +173,24 @@ class SealedReader:
         if segment.plain_end == self.num_bytes:
             into[:] = self._tail
         else:
-            self._open_segment(segment, into)
+            self._opening.open_segment(segment, into)
 
-    def _open_segment(self, segment: _Segment, into: memoryview) -> None:
+
+class _Opening:
+    """A sealed object whose header was read, and whose segments can be opened."""
+
+    def __init__(self, key: bytes, associated_data: bytes, read: Read, sealed_bytes: int) -> None:
+        self._associated_data = associated_data
+        self._read = read
+        self.num_bytes = self._plain_size(sealed_bytes)
+        header = bytes(read(0, _HEADER_BYTES))
+        if len(header) != _HEADER_BYTES or header[0] != _HEADER_BYTES:
+            raise self._broken("its header is not that of a sealed object")
+        self._prefix = header[1 + _SALT_BYTES :]
+        self._cipher = _object_cipher(key, header[1 : 1 + _SALT_BYTES], associated_data)
+
+    def open_segment(self, segment: _Segment, into: memoryview) -> None:
+        """Write the segment's plaintext into memory of its size."""
         from cryptography.exceptions import InvalidTag
 
         sealed = self._read(segment.sealed_start, segment.sealed_end)

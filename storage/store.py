@@ -1,12 +1,14 @@
-"""Object stores: four verbs on bytes in one region."""
+"""Object stores: five verbs on bytes in one region."""
 
 import re
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
 from storage.errors import ObjectMissing, StoreRefused, StoreUnavailable
 from storage.locations import FileLocation, parse_store
+from storage.open_object import OpenObject
 from storage.region import Region
 
 Bytes = bytes | bytearray | memoryview
@@ -50,6 +52,9 @@ class ObjectStore(Protocol):
 
         Raises ObjectMissing.
         """
+
+    def open(self, name: str) -> AbstractContextManager[OpenObject]:
+        """Open a large object, all of which will be read. Raises ObjectMissing."""
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """Yield the objects in the folder `prefix` and below, or all, in order of name."""

@@ -24,8 +24,8 @@ Collate = Callable[[Records], "Batch"]
 
 # Records are taken out of the shards for many batches at once: for few it would cost more to go
 # through the shards of a window than to take the records.
-_BLOCK_SAMPLES = 4096
-_BLOCK_BYTES = 8 << 20
+_BLOCK_SAMPLES = 1024
+_BLOCK_BYTES = 2 << 20
 
 
 class Loader:

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import secrets
 from collections import Counter
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from data.record import Record
 from data.sealed_shards import SealedShards
 from data.sharding import ShardConfig, write_shards
 from storage.access_log import AccessLog
+from storage.open_object import OpenObject
 from storage.region import Region
 from storage.store import ObjectStore, open_store
 from training.loader import Loader
@@ -113,6 +115,10 @@ class Counting:
     def get(self, name: str, start: int = 0, end: int | None = None) -> bytes:
         self.got[name] += 1
         return self._store.get(name, start, end)
+
+    def open(self, name: str) -> AbstractContextManager[OpenObject]:
+        self.got[name] += 1
+        return self._store.open(name)
 
 
 @pytest.fixture

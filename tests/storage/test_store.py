@@ -1,6 +1,7 @@
 """One contract, held by every kind of store."""
 
 import os
+import secrets
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -53,6 +54,19 @@ def test_ranges_are_slices(store_region: Region) -> None:
         store.get("o", -1)
     with pytest.raises(ValueError, match="not a byte range"):
         store.get("o", 3, 2)
+
+
+def test_an_open_object_is_read_piece_by_piece(store_region: Region) -> None:
+    store, data = open_store(store_region), secrets.token_bytes(3 << 20)
+    store.put("o", data)
+    for _ in range(2):
+        with store.open("o") as found:
+            assert found.num_bytes == len(data)
+            for start, end in ((0, 9), (9, 1 << 20), (5, 3 << 20)):
+                assert found.read(start, end) == data[start:end]
+            assert found.read(len(data) - 1, len(data) + 9) == data[-1:]
+    with pytest.raises(ObjectMissing, match=r"regions\.eu\.store .* has no no/such"):
+        store.open("no/such").__enter__()
 
 
 @pytest.mark.parametrize(("start", "end"), [(0, None), (1, None), (1, 2), (1, 1)])
