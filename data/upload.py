@@ -21,7 +21,9 @@ from storage.region import Region
 from storage.sealed import PART_BYTES, sealed_size
 from storage.store import ObjectStore
 
-_PUTS_IN_FLIGHT = 4
+_PARTS_IN_FLIGHT = 8
+_PARTS_OF_A_PUT = 4
+"""How many of one shard a store sends at once."""
 _LOOKS_IN_FLIGHT = 16
 _PROGRESS_SECONDS = 0.5
 _MAX_LISTED = 5
@@ -185,10 +187,12 @@ def _send_all(
     from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
     waiting = deque(missing)
-    free = [Buffers(PART_BYTES) for _ in range(_PUTS_IN_FLIGHT)]
+    largest = max((shard.num_bytes for shard in waiting), default=0)
+    num_puts = _PARTS_IN_FLIGHT // min(_PARTS_OF_A_PUT, largest // PART_BYTES + 1)
+    free = [Buffers(PART_BYTES) for _ in range(num_puts)]
     in_flight: dict[Future[None], tuple[_Sending, Buffers]] = {}
     told = finished = 0
-    with ThreadPoolExecutor(_PUTS_IN_FLIGHT) as pool:
+    with ThreadPoolExecutor(num_puts) as pool:
         while waiting or in_flight:
             while waiting and free:
                 sending, buffers = _Sending(waiting.popleft(), directory), free.pop()
