@@ -3,8 +3,10 @@
 Ours reads sealed shards: it decrypts and authenticates every byte, checks each shard's digest, and
 gives the global order that is the same at any number of workers. The peers (see readers.py) and
 plain pyarrow read plaintext, verify nothing, and shuffle as they do. All give the same: a tensor of
-1,024 64-bit integers, or a dict of three fields. One process each, forked from a parent that has
-everything imported, one torch thread; files in the page cache; the readers take turns.
+1,024 64-bit integers, or a dict of three fields. In a DataLoader the worker sends batches of 32:
+the peers' and pyarrow's as it made them, ours by column, made into the same where they arrive. One
+process each, forked from a parent that has everything imported, one torch thread; files in the page
+cache; the readers take turns.
 """
 
 import gc
@@ -32,7 +34,8 @@ from data.sealed_shards import SealedShards
 from training.loader import Loader
 
 REPETITIONS = 3
-DATA_BYTES = 40_000_000
+DATA_BYTES = 100_000_000
+"""Of a quarter of this, an epoch of the fastest would be its start for the most part."""
 BATCH = 32
 WINDOW = 4
 TARGETS = {
@@ -117,26 +120,35 @@ def as_tensors(records: Any) -> Any:
     return as_batch(records).unbind()
 
 
+def as_they_are(records: Any) -> Any:
+    return records
+
+
 def as_rows(records: Any) -> Any:
     return list(records)
 
 
-def count_direct(make: Callable[[], Samples], is_batched: bool) -> int:
+def count_direct(make: Callable[[], Any], is_batched: bool) -> int:
     """Go through an epoch; the samples seen."""
     if is_batched:
         return sum(len(batch) for batch in make())
     return sum(1 for _ in make())
 
 
-def count_loaded(make: Callable[[], Any], is_batched: bool, is_tokens: bool) -> int:
+def count_loaded(make: Callable[[], Any], is_tokens: bool) -> int:
     """The same through a DataLoader with one worker, in batches of 32."""
     loader: DataLoader[Any] = DataLoader(
-        make(),
-        batch_size=None if is_batched else BATCH,
-        num_workers=1,
-        collate_fn=None if is_tokens else as_rows,
+        make(), batch_size=BATCH, num_workers=1, collate_fn=None if is_tokens else as_rows
     )
     return sum(len(batch) for batch in loader)
+
+
+def count_loaded_records(make: Callable[[], Any], finish: Callable[[Any], Any]) -> int:
+    """The same for batches that are records, and are finished where they arrive."""
+    loader: DataLoader[Any] = DataLoader(
+        make(), batch_size=None, num_workers=1, collate_fn=as_they_are
+    )
+    return sum(len(finish(records)) for records in loader)
 
 
 def measure(task: Callable[[], int], count: int) -> float:
@@ -175,10 +187,8 @@ def _compare(directory: Path, kind: str, records: Rows) -> list[Row]:
     readers = _prepare(directory, records, is_tokens)
     rates: dict[tuple[str, str], list[float]] = defaultdict(list)
     for _ in range(REPETITIONS):
-        for reader, (build, build_batched) in readers.items():
-            direct = partial(count_direct, build, reader == "ours")
+        for reader, (direct, loaded) in readers.items():
             rates[reader, "direct"].append(measure(direct, count))
-            loaded = partial(count_loaded, build_batched, reader == "ours", is_tokens)
             rates[reader, "DataLoader"].append(measure(loaded, count))
     middle = {case: median(values) for case, values in rates.items()}
     rows: list[Row] = []
@@ -204,16 +214,20 @@ def _compare(directory: Path, kind: str, records: Rows) -> list[Row]:
 
 def _prepare(
     directory: Path, records: Rows, is_tokens: bool
-) -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
-    """For each reader what builds it, for samples and for batches."""
+) -> dict[str, tuple[Callable[[], int], Callable[[], int]]]:
+    """For each reader what goes through an epoch, directly and in a DataLoader."""
     manifest = write_plain(records, directory / "plain", records_per_shard=2048)
     sealed = place(manifest, directory / "plain", directory)
     paths = [directory / "plain" / shard.name for shard in manifest.shards]
-    one, many = (as_tensors, as_batch) if is_tokens else (as_rows, as_rows)
+    direct = partial(Ours, sealed, as_tensors if is_tokens else as_rows)
+    loaded = partial(Ours, sealed, as_they_are)
     plain = partial(PlainArrow, paths, as_tensor if is_tokens else None)
-    readers: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
-        "ours": (partial(Ours, sealed, one), partial(Ours, sealed, many)),
-        "pyarrow": (plain, plain),
+    readers: dict[str, tuple[Callable[[], int], Callable[[], int]]] = {
+        "ours": (
+            partial(count_direct, direct, True),
+            partial(count_loaded_records, loaded, as_batch if is_tokens else as_rows),
+        ),
+        "pyarrow": (partial(count_direct, plain, False), partial(count_loaded, plain, is_tokens)),
     }
     finish = peers.finish_tokens if is_tokens else peers.finish_document
     for name, (write, read) in peers.PEERS.items():
@@ -222,7 +236,10 @@ def _prepare(
         def build(name: str = name, read: peers.Read = read) -> Any:
             return Peer(name, read(directory / name, len(records), is_tokens=is_tokens), finish)
 
-        readers[name] = (build, build)
+        readers[name] = (
+            partial(count_direct, build, False),
+            partial(count_loaded, build, is_tokens),
+        )
     return readers
 
 

@@ -48,6 +48,10 @@ class Records(Sequence[dict[str, Any]]):
         self._places = places
         self._count = len(next(iter(columns.values())) if places is None else places)
 
+    def __reduce__(self) -> "tuple[type[Records], tuple[Mapping[str, Column]]]":
+        # What goes to another process is these records, not all that they stand among.
+        return Records, ({name: self.column(name) for name in self._columns},)
+
     @classmethod
     def of(cls, rows: Sequence[Mapping[str, Any]]) -> "Records":
         """Records of mappings, of which there is at least one; a field that one lacks is None."""
