@@ -26,6 +26,7 @@ Collate = Callable[[Records], "Batch"]
 # through the shards of a window than to take the records.
 _BLOCK_SAMPLES = 1024
 _BLOCK_BYTES = 2 << 20
+_BLOCKS_AT_ONCE = 4
 
 
 class Loader:
@@ -77,12 +78,13 @@ class Loader:
         size, part = self._size, self._size // self._parts
         with closing(SampleStream(self.order, self._open, stop)) as stream:
             while stop is None or cursor < stop:
-                end = cursor + self._global_batch * self._batches_at_once
+                end = cursor + self._global_batch * self._batches_at_once * _BLOCKS_AT_ONCE
                 end = end if stop is None else min(end, stop)
                 starts = np.arange(cursor, end, self._global_batch) + self._offset
-                records = stream.records((starts[:, None] + np.arange(size)).reshape(-1))
-                for first in range(0, len(records), part):
-                    yield self._collate(records[first : first + part])
+                positions = (starts[:, None] + np.arange(size)).reshape(-1)
+                for records in stream.blocks(positions, self._batches_at_once * size):
+                    for first in range(0, len(records), part):
+                        yield self._collate(records[first : first + part])
                 cursor = end
 
     @contextmanager
