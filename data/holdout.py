@@ -1,4 +1,5 @@
-"""Which records are kept for evaluation: drawn by content, so that equal records stand together."""
+"""Which records are kept for evaluation: drawn by content, so that equal records stand together, or
+by their group, so that its records do."""
 
 import hashlib
 import json
@@ -17,20 +18,25 @@ _NUMBERS = frozenset({int, float})
 _IS_LITTLE = sys.byteorder == "little"
 
 
-def draw_split(fields: Mapping[str, Any], share: float) -> Split:
-    """The side on which a record stands: a pure function of its fields and the share held out.
+def draw_split(fields: Mapping[str, Any], share: float, group: str | None = None) -> Split:
+    """The side on which a record stands: a pure function of the share held out and of its group, or
+    of its fields if it has none.
 
     Raises TypeError for a value that no shard can hold, ValueError or RecursionError for one that
     holds itself.
     """
     if not share:
         return "train"
-    draw = _draw_long(fields) if any(map(_is_long, fields.values())) else _draw_short(fields)
+    if group is not None:
+        draw = _draw_text(group)
+    elif any(map(_is_long, fields.values())):
+        draw = _draw_long(fields)
+    else:
+        draw = _draw_text(_to_json(fields))
     return "holdout" if draw < share * 2**64 else "train"
 
 
-def _draw_short(fields: Mapping[str, Any]) -> int:
-    text = _to_json(fields)
+def _draw_text(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:8])
 
 

@@ -28,10 +28,14 @@ class Record:
 
     fields: named values of any type that Arrow can hold: text, bytes, numbers, lists, mappings.
     jurisdiction: the territory whose law binds the sample, for example "EU" or "US".
+    group: samples of one group are held out together, or none of them: the parts of a text, the
+        visits of a patient. Only its digest is used, and nothing of it is written. Without one it
+        is the fields that decide, so that equal samples stand together.
     """
 
     fields: Mapping[str, Any]
     jurisdiction: str
+    group: str | None = None
 
 
 class Records(Sequence[dict[str, Any]]):

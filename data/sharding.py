@@ -44,7 +44,7 @@ class ShardConfig(BaseModel, frozen=True, extra="forbid"):
     Memory grows with it, and not with the dataset or the number of its jurisdictions."""
     holdout: float = Field(default=0.1, ge=0.0, lt=1.0)
     """Share of the records kept for evaluation, chosen by content, so that equal records never
-    stand on both sides."""
+    stand on both sides, or by `Record.group`, so that no group does."""
     compression: Literal["zstd", "none"] = "zstd"
 
 
@@ -83,7 +83,7 @@ def write_shards(
         if num_bytes > limit:
             raise _too_large(fields, number, num_bytes, limit)
         if config.holdout:
-            split = _draw(fields, config.holdout, number)
+            split = _draw(record, config.holdout, number)
         key = (split, record.jurisdiction)
         group = pending.get(key)
         if group and group.num_bytes + num_bytes > limit:
@@ -107,12 +107,14 @@ def write_shards(
 
 def check_record(record: Any, number: int) -> None:
     """Raise RecordRefused, with the record's place and none of its content, unless it can be
-    sharded: it is a Record, its fields have names, and it says whose law it is under.
+    sharded: it is a Record, its fields have names, and it says whose law it is under. A group, if
+    it has one, is text.
     """
     if (
         type(record) is Record
         and type(record.jurisdiction) is str
         and type(record.fields) is dict
+        and (record.group is None or type(record.group) is str)
         and (record.jurisdiction, *record.fields) in _known
     ):
         return
@@ -137,13 +139,18 @@ def check_record(record: Any, number: int) -> None:
             f"record {number} {_SOURCE}: its fields are not values by name; "
             "give a mapping of at least one name (text) to a value"
         )
+    if not isinstance(record.group, str | None):
+        raise RecordRefused(
+            f"record {number} {_SOURCE}: its group is a {type(record.group).__name__}; give text "
+            "that is the same in all records of the group, or None"
+        )
     if len(_known) < _MAX_KNOWN:
         _known.add((record.jurisdiction, *fields))
 
 
-def _draw(fields: Mapping[str, Any], holdout: float, number: int) -> Split:
+def _draw(record: Record, holdout: float, number: int) -> Split:
     try:
-        return draw_split(fields, holdout)
+        return draw_split(record.fields, holdout, record.group)
     except TypeError as error:
         raise _unfit(number, str(error)) from None
     except (ValueError, RecursionError):

@@ -5,8 +5,8 @@ registered model carries `data.record` alone. Errors name file, line and field, 
 """
 
 import csv
+import hashlib
 import json
-import math
 import re
 import unicodedata
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -16,10 +16,11 @@ from typing import Any
 
 from data.compression import COMPRESSIONS, CUT_OR_DAMAGED, find_compression, open_source
 from data.errors import DataError
+from data.values import Convert, is_empty, number, read_fields, text
 
-Convert = Callable[[Any], Any]
+__all__ = ["Row", "SourceError", "find_format", "jurisdiction", "number", "read_rows"]
+__all__ += ["read_source", "text"]
 
-_NOT_GIVEN = frozenset({"na", "n/a", "nan", "null", "none", "?"})
 _DELIMITERS = ",;\t|"
 _MAX_FIELD_BYTES = 16 << 20
 _MAX_JURISDICTION = 64
@@ -42,6 +43,33 @@ class Row:
     def place(self) -> str:
         return f"{self.file}:{self.number}"
 
+    def read(self, types: Mapping[str, Convert], required: Collection[str] = ()) -> dict[str, Any]:
+        """The fields that `types` names, each converted; None for an empty or absent one.
+
+        Raises SourceError naming file, line and field.
+        """
+        try:
+            fields = read_fields(self.fields, types)
+        except ValueError as error:
+            raise SourceError(f"{self.place}: {error}") from None
+        self.check(fields, required)
+        return fields
+
+    def check(self, fields: Mapping[str, Any], required: Collection[str]) -> None:
+        """Raise SourceError naming file, line and field unless each of these has a value."""
+        for name in required:
+            if is_empty(fields.get(name)):
+                raise SourceError(
+                    f"{self.place}: field '{name}' is empty: fill it in, or leave the record out"
+                )
+
+    def digest(self, names: Collection[str]) -> str:
+        """SHA-256 of these fields as they stand in the file, hex: what to group records by, so that
+        which of them are held out does not depend on what is made of them."""
+        given = {name: value for name in names if not is_empty(value := self.fields.get(name))}
+        content = json.dumps(given, sort_keys=True, ensure_ascii=False, default=_name_bytes)
+        return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
+
 
 def read_source(
     path: Path, types: Mapping[str, Convert] | None = None, required: Collection[str] = ()
@@ -49,21 +77,17 @@ def read_source(
     """The records of a file, or of all files in a folder in the order of their names.
 
     types: the fields to take, each with what converts a value: `number`, `text`, `jurisdiction`,
-        or any function that raises ValueError. None stands for an empty value. Without types
-        every field is given as it stands in the file.
+        those of data.values, or any function that raises ValueError. None stands for an empty
+        value. Without types every field is given as it stands in the file.
     required: fields that must not be empty.
     Raises SourceError naming file, line and field.
     """
     for row in read_rows(path):
-        fields = row.fields
         if types is not None:
-            fields = {name: _convert(row, name, convert) for name, convert in types.items()}
-        for name in required:
-            if is_empty(fields.get(name)):
-                raise SourceError(
-                    f"{row.place}: field '{name}' is empty: fill it in, or leave the record out"
-                )
-        yield fields
+            yield row.read(types, required)
+        else:
+            row.check(row.fields, required)
+            yield row.fields
 
 
 def read_rows(path: Path) -> Iterator[Row]:
@@ -74,14 +98,14 @@ def read_rows(path: Path) -> Iterator[Row]:
     if not path.is_dir():
         if not path.is_file():
             raise SourceError(f"there is no file {path}")
-        yield from _read_file(path)
+        yield from _read_file(path, "write records into it, or name another file")
         return
     files = [p for p in sorted(path.rglob("*")) if p.is_file() and not p.name.startswith(".")]
     first_schema: tuple[Path, Any] | None = None
     for file in files:
         if find_format(file) == "parquet":
             first_schema = _check_schema(file, first_schema)
-        yield from _read_file(file)
+        yield from _read_file(file, "fill it, or take it away")
 
 
 def find_format(path: Path) -> str:
@@ -106,49 +130,19 @@ def _inner_suffix(path: Path) -> str:
     return (path.with_suffix("") if find_compression(path) else path).suffix.lower()
 
 
-def _read_file(path: Path) -> Iterator[Row]:
+def _read_file(path: Path, remedy: str) -> Iterator[Row]:
     read = _READERS[find_format(path)]
     empty = True
     for row in read(path):
         empty = False
         yield row
     if empty:
-        raise SourceError(f"{path} holds no record: fill it, or take it away")
+        raise SourceError(f"{path} holds no record{_tell_header(path)}: {remedy}")
 
 
-def is_empty(value: Any) -> bool:
-    """Whether a value says nothing: null, blank or not a number."""
-    if isinstance(value, str):
-        return not value.strip()
-    return value is None or (isinstance(value, float) and math.isnan(value))
-
-
-def number(value: Any) -> float | None:
-    """A finite number; None for NA, NaN, null, none and `?`. Raises ValueError."""
-    if isinstance(value, str):
-        value = value.strip()
-        if value.lower() in _NOT_GIVEN:
-            return None
-    if isinstance(value, bool) or (isinstance(value, str) and "_" in value):
-        raise ValueError
-    result = float(value)
-    if math.isinf(result):
-        raise ValueError
-    return None if math.isnan(result) else result
-
-
-def text(value: Any) -> str:
-    """Any value as text: lists and mappings as JSON, 3.0 as 3. Raises ValueError for bytes that are
-    not UTF-8."""
-    if isinstance(value, str):
-        return value.strip()
-    if isinstance(value, bytes):
-        return value.decode("utf-8").strip()
-    if isinstance(value, list | dict):
-        return json.dumps(value, ensure_ascii=False, sort_keys=True, default=text)
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    return str(value)
+def _tell_header(path: Path) -> str:
+    is_headed = not find_compression(path) and path.stat().st_size and find_format(path) != "text"
+    return ", but names of columns alone" if is_headed and find_format(path) != "jsonl" else ""
 
 
 def jurisdiction(value: Any) -> str:
@@ -161,18 +155,8 @@ def jurisdiction(value: Any) -> str:
     return name
 
 
-def _convert(row: Row, name: str, convert: Convert) -> Any:
-    value = row.fields.get(name)
-    if is_empty(value):
-        return None
-    try:
-        return convert(value)
-    except (ValueError, TypeError):
-        # What was raised would quote the value.
-        raise SourceError(
-            f"{row.place}: field '{name}' is no {convert.__name__}: correct it, "
-            "or read the field as text"
-        ) from None
+def _name_bytes(value: Any) -> str:
+    return value.hex() if isinstance(value, bytes) else str(value)
 
 
 def _read_csv(path: Path) -> Iterator[Row]:

@@ -96,6 +96,11 @@ def build_parser() -> argparse.ArgumentParser:
     init.add_argument(
         "--target", metavar="FIELD", help="the field to predict; none: model the text"
     )
+    init.add_argument(
+        "--group",
+        metavar="UNION",
+        help="one jurisdiction for all countries of a union: EU",
+    )
     init.add_argument("--train-in", metavar="J", help="the jurisdiction where training reads")
     _add_checkpoints(commands)
     _add_verify(commands)

@@ -27,16 +27,13 @@ def summarize(result: BaseModel) -> str:
                 f"{len(result.shards)} shards, version {result.digest[:12]}"
             )
         case Placement():
-            return "\n".join(
-                line for receipt in result.receipts for line in _summarize_receipt(receipt)
-            )
+            return "\n".join(_summarize_placement(result))
         case TrainReport():
             return _summarize_training(result)
         case Metrics():
             return _summarize_metrics(result)
         case ModelVersion():
-            crown = "is the champion" if result.champion else "is not the champion"
-            return f"register: {result.name} version {result.version} {crown}: {result.reason}"
+            return _summarize_registration(result)
         case _:
             raise AssertionError(type(result))
 
@@ -60,7 +57,26 @@ def _describe_unscored(exclusions: Sequence[Exclusion]) -> list[str]:
     return [f"  not scored: {num_records:,} records of {named}{more}, for the same reasons"]
 
 
+def _summarize_placement(placement: Placement) -> list[str]:
+    lines = [line for receipt in placement.receipts for line in _summarize_receipt(receipt)]
+    empty = [receipt.region for receipt in placement.receipts if not receipt.placed]
+    return lines + ([f"upload: nothing is for {', '.join(empty)}"] if empty else [])
+
+
+def _summarize_registration(model: ModelVersion) -> str:
+    crown = "is the champion" if model.champion else "is not the champion"
+    line = f"register: {model.name} version {model.version} {crown}: {model.reason}"
+    if model.answers == "raw output":
+        line += (
+            "\n  the workload has no predict(): the registered model answers its raw output, to "
+            "rows with all fields that collate() reads"
+        )
+    return line
+
+
 def _summarize_receipt(receipt: UploadReceipt) -> list[str]:
+    if not receipt.placed:
+        return []
     lines = [
         f"upload: {receipt.region} holds {len(receipt.placed)} sealed shards; the policy keeps "
         f"{sum(e.num_shards for e in receipt.withheld)} away from it"
@@ -109,4 +125,9 @@ def _summarize_metrics(metrics: Metrics) -> str:
         + (f"; baselines: {others}" if others else "")
         + (f". WORSE than {', '.join(better)}: it has not learnt enough" if better else "")
     ]
+    if metrics.training_loss is not None and "loss" in metrics.overall.model:
+        lines.append(
+            f"  loss: {metrics.training_loss:.4f} in the last steps of training, "
+            f"{metrics.overall.model['loss']:.4f} on held-out records"
+        )
     return "\n".join(lines + _describe_unscored(metrics.excluded))

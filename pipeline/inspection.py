@@ -2,20 +2,23 @@
 
 import math
 import re
-from array import array
-from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections import Counter
 from dataclasses import dataclass, field
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
 
-from data.sources import Row, SourceError, find_format, is_empty, number, read_rows, text
-from data.sources import jurisdiction as name_jurisdiction
+from data.sources import Row, SourceError, find_format, read_rows
+from data.values import Convert, comma_number, days, is_empty, number, text
 
-Kind = Literal["number", "category", "text", "identifier", "serial", "bytes", "empty"]
+Kind = Literal[
+    "number", "date", "category", "text", "identifier", "serial", "nested", "other", "empty"
+]
 """serial: whole numbers that only count the records, each one more than the one before.
-category: texts of which there are few. identifier: another text in every record, all about as long,
-without a space and with a digit. bytes: neither text nor number."""
+category: texts of which there are few. identifier: another text in every record, all about as
+long, without a space and with a digit. nested: lists or mappings. other: neither text, number nor
+date."""
 
 MAX_CATEGORIES = 100
 MAX_JURISDICTIONS = 250
@@ -25,6 +28,11 @@ _MIN_IDENTIFIERS = 20
 """Fewer records may differ by chance."""
 _MAX_IDENTIFIER_SPREAD = 4
 """Characters between the shortest and the longest: from `c1` to `c99999`."""
+_MAX_ODD_SHARE = 0.01
+"""Of the cells of a field of numbers or dates: so many may hold none, and count as missing."""
+_MIN_LIKENESS = 0.9
+"""Share of the cells from which a field looks like one of numbers or dates."""
+_THOUSANDS = re.compile(r"\d+,\d{3}")
 _IDENTIFIER = re.compile(r"(?=.*\d)\S+")
 
 
@@ -40,6 +48,14 @@ class FieldSummary:
     """None for more than MAX_JURISDICTIONS."""
     values: tuple[tuple[str, int], ...] = ()
     """Values with their records, most frequent first."""
+    convert: Convert = text
+    """What reads it: number, comma_number, days or text."""
+    likeness: Literal["number", "date"] | None = None
+    """What nearly all of its cells are, or all."""
+    num_odd: int = 0
+    """Cells that are not what it looks like."""
+    first_odd: str = ""
+    """The first of them, as file and line."""
 
 
 @dataclass(frozen=True)
@@ -97,32 +113,60 @@ def inspect_source(source: Path) -> SourceSummary:
 
 
 @dataclass
+class _Trial:
+    """Which cells of a field a function converts."""
+
+    convert: Convert
+    likeness: Literal["number", "date"]
+    num_odd: int = 0
+    first_odd: str = ""
+
+    def add(self, value: Any, row: Row) -> Any:
+        try:
+            return self.convert(value)
+        except (ValueError, TypeError, OverflowError):
+            self.num_odd += 1
+            self.first_odd = self.first_odd or row.place
+            return None
+
+
+@dataclass
 class _Column:
     num_given: int = 0
     num_letters: int = 0
     shortest: float = math.inf
     longest: int = 0
     is_text: bool = True
-    is_number: bool = True
+    is_nested: bool = False
     is_serial: bool = True
     is_identifier: bool = True
+    has_decimal_comma: bool = False
+    """Whether some comma can be nothing else: 127,3 and not 127,300."""
     previous: float | None = None
+    points: _Trial = field(default_factory=lambda: _Trial(number, "number"))
+    commas: _Trial = field(default_factory=lambda: _Trial(comma_number, "number"))
+    dates: _Trial = field(default_factory=lambda: _Trial(days, "date"))
     counts: Counter[str] | None = field(default_factory=Counter)
     """None once there are more than MAX_JURISDICTIONS."""
 
-    def add(self, value: Any) -> None:
+    def add(self, value: Any, row: Row) -> None:
         self.num_given += 1
-        if self.is_number:
-            self._add_number(value)
+        self.is_nested = self.is_nested or isinstance(value, list | dict)
+        self._add_number(value, row)
         if self.is_text:
             self._add_text(value)
 
-    def _add_number(self, value: Any) -> None:
-        try:
-            amount = number(value)
-        except (ValueError, TypeError):
-            self.is_number = self.is_serial = False
+    def _add_number(self, value: Any, row: Row) -> None:
+        num_odd = self.points.num_odd
+        amount = self.points.add(value, row)
+        if self.points.num_odd > num_odd:
+            self.is_serial = False
+            self.dates.add(value, row)
+            if self.commas.add(value, row) is not None:
+                self.has_decimal_comma |= _THOUSANDS.fullmatch(value.strip()) is None
             return
+        self.dates.num_odd += 1
+        self.dates.first_odd = self.dates.first_odd or row.place
         if self.is_serial:
             previous, self.previous = self.previous, amount
             first = self.num_given == 1
@@ -136,6 +180,7 @@ class _Column:
         except ValueError:
             self.is_text, self.counts = False, None
             return
+        self.is_text = isinstance(value, str | bytes | int | float | Decimal | list | dict | date)
         self.num_letters += len(words)
         self.shortest, self.longest = min(self.shortest, len(words)), max(self.longest, len(words))
         self.is_identifier = self.is_identifier and _IDENTIFIER.fullmatch(words) is not None
@@ -147,13 +192,23 @@ class _Column:
                 self.counts = None
 
     @property
+    def trial(self) -> _Trial:
+        """The best of the three."""
+        numbers = self.commas if self.has_decimal_comma else self.points
+        return min(numbers, self.dates, key=lambda trial: trial.num_odd)
+
+    @property
     def kind(self) -> Kind:
         if not self.num_given:
             return "empty"
-        if self.is_number:
+        if self.is_nested:
+            return "nested"
+        if self.trial.num_odd <= _MAX_ODD_SHARE * self.num_given:
+            if self.trial.likeness == "date":
+                return "date"
             return "serial" if self.is_serial and self.num_given > 2 else "number"
         if not self.is_text:
-            return "bytes"
+            return "other"
         alike = self.longest - self.shortest <= _MAX_IDENTIFIER_SPREAD
         if self.is_identifier and alike and self.num_given >= _MIN_IDENTIFIERS:
             return "identifier"
@@ -163,12 +218,19 @@ class _Column:
         return "category" if short and few and repeated else "text"
 
     def summarise(self, name: str, num_records: int, *, show: bool) -> FieldSummary:
+        trial, kind = self.trial, self.kind
+        is_alike = trial.num_odd <= (1 - _MIN_LIKENESS) * self.num_given
+        alike = is_alike and kind not in ("empty", "nested", "serial")
         return FieldSummary(
             name=name,
-            kind=self.kind,
+            kind=kind,
             num_empty=num_records - self.num_given,
             num_distinct=None if self.counts is None else len(self.counts),
             values=tuple(self.counts.most_common()) if show and self.counts else (),
+            convert=trial.convert if kind in ("number", "date") else text,
+            likeness=trial.likeness if alike else None,
+            num_odd=trial.num_odd if alike else 0,
+            first_odd=trial.first_odd if alike else "",
         )
 
 
@@ -176,7 +238,7 @@ def _add(columns: dict[str, _Column], row: Row) -> None:
     for name, value in row.fields.items():
         column = columns.setdefault(name, _Column())
         if not is_empty(value):
-            column.add(value)
+            column.add(value, row)
 
 
 def _find_likely(columns: dict[str, _Column]) -> tuple[str, ...]:
@@ -197,85 +259,3 @@ def is_territory_code(value: str) -> bool:
     country, _, part = value.partition("-")
     known = country.isascii() and country.isalpha() and country.isupper() and len(country) in (2, 3)
     return known and len(part) <= 3 and (part.isalnum() or "-" not in value)
-
-
-@dataclass(frozen=True)
-class Survey:
-    """What a workload's constants and sizes depend on."""
-
-    num_records: dict[str, int]
-    """By jurisdiction, most records first."""
-    classes: frozenset[str]
-    amounts: dict[str, "array[float]"]
-    """The numbers to predict, by jurisdiction."""
-    text_bytes: dict[str, "array[int]"]
-    """Length of each record's texts together, in UTF-8 bytes, by jurisdiction."""
-
-
-@dataclass
-class _Gaps:
-    """Records without a field that each must have."""
-
-    name: str
-    count: int = 0
-    first: str = ""
-
-    def add(self, row: Row) -> None:
-        self.count += 1
-        self.first = self.first or row.place
-
-    def check(self, num_records: int, why: str) -> None:
-        if self.count:
-            raise SourceError(
-                f"{self.first}: field '{self.name}' is empty, as in {self.count} of {num_records} "
-                f"records: {why}. Fill it in, or leave those records out of the file"
-            )
-
-
-def survey_source(
-    summary: SourceSummary,
-    *,
-    jurisdiction_field: str | None,
-    jurisdiction: str | None,
-    classes: str | None,
-    amounts: str | None,
-    texts: Sequence[str],
-) -> Survey:
-    """Read the file once more. Exactly one of jurisdiction_field and jurisdiction is not None.
-
-    classes, amounts: the field to predict, as either of the two. texts: fields to measure.
-    Raises SourceError when a record lacks a jurisdiction or a target, naming the first one.
-    """
-    counts: Counter[str] = Counter()
-    names: set[str] = set()
-    values: defaultdict[str, array[float]] = defaultdict(lambda: array("d"))
-    text_bytes: defaultdict[str, array[int]] = defaultdict(lambda: array("L"))
-    homeless, aimless = _Gaps(jurisdiction_field or ""), _Gaps(classes or amounts or "")
-    for row in read_rows(summary.path):
-        whose = jurisdiction or _read(row, jurisdiction_field, name_jurisdiction)
-        if whose is None:
-            homeless.add(row)
-            continue
-        counts[whose] += 1
-        target = _read(row, amounts, number) if amounts else _read(row, classes, text)
-        if target is None and (classes or amounts):
-            aimless.add(row)
-        elif classes:
-            names.add(target)
-        elif amounts:
-            values[whose].append(target)
-        if texts:
-            given = [_read(row, name, text) for name in texts]
-            text_bytes[whose].append(sum(len(t.encode("utf-8", "replace")) + 1 for t in given if t))
-    homeless.check(summary.num_records, "whose law binds them is not known, so none has a place")
-    aimless.check(summary.num_records, "there is nothing to learn from them")
-    return Survey(dict(counts.most_common()), frozenset(names), dict(values), dict(text_bytes))
-
-
-def _read(row: Row, name: str | None, convert: Callable[[Any], Any]) -> Any:
-    """A field's value, converted; None where it is empty or cannot be."""
-    value = None if name is None else row.fields.get(name)
-    try:
-        return None if is_empty(value) else convert(value)
-    except ValueError:
-        return None

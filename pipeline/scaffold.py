@@ -8,6 +8,8 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -88,6 +90,27 @@ def assign(name: str, value: str | tuple[str, ...]) -> str:
         return line
     listed = "".join(f"    {item},\n" for item in items)
     return f"{name}: tuple[str, ...] = (\n{listed})"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The Convoy that writes a workspace."""
+
+    version: str
+    checkout: Path | None
+    """Where its code lies, if it is a checkout and not an installed wheel."""
+    environment: Path | None
+    """The virtual environment that it runs in."""
+
+
+def read_origin() -> Origin:
+    """What made the workspace, for its README."""
+    folder = Path(__file__).resolve().parents[1]
+    return Origin(
+        version=version("convoy"),
+        checkout=folder if (folder / "pyproject.toml").is_file() else None,
+        environment=Path(sys.prefix) if sys.prefix != sys.base_prefix else None,
+    )
 
 
 def _quote(value: str) -> str:

@@ -10,6 +10,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import fmean
 
 from pydantic import BaseModel
 
@@ -19,6 +20,7 @@ from data.residency import Exclusion
 from data.sealed_shards import open_region
 from data.shard import Shard
 from data.sharding import check_record, write_shards
+from data.sources import SourceError
 from data.upload import UploadReceipt, check_placed, read_receipt, upload_region
 from pipeline import workspace
 from pipeline.borders import count_crossings, log_exclusions, log_made, log_refusals
@@ -126,10 +128,22 @@ def shard(config: Config) -> Manifest:
     return manifest
 
 
+def _named(records: Iterator[Record], config: Config) -> Iterator[Record]:
+    """The same; an error in a copy of the user's file names that file too."""
+    try:
+        yield from records
+    except SourceError as error:
+        if config.ingest.source is None:
+            raise
+        raise SourceError(
+            f"{error} (in {config.ingest.source}, of which this is Convoy's copy; then run again)"
+        ) from None
+
+
 def _known(records: Iterator[Record], config: Config, unknown: Counter[str]) -> Iterator[Record]:
     """Records of jurisdictions that the policy names; the others are counted, to be refused."""
     total = 0
-    for number, record in enumerate(records):
+    for number, record in enumerate(_named(records, config)):
         total = number + 1
         if total % 10_000 == 0:
             report("shard", total, None, "records")
@@ -303,7 +317,7 @@ def evaluate(config: Config) -> Metrics:
         trained.fingerprint,
         measured,
         count,
-    )
+    ).model_copy(update={"training_loss": _read_training_loss()})
     with workspace.replace_directory(workspace.EVALUATED) as fresh:
         overall = dict(metrics.overall.model) | dict(metrics.overall.baselines)
         (fresh / "metrics.json").write_text(json.dumps(overall, indent=2) + "\n")
@@ -314,6 +328,11 @@ def evaluate(config: Config) -> Metrics:
         {f"holdout.{name}": value for name, value in metrics.overall.model.items()},
     )
     return metrics
+
+
+def _read_training_loss() -> float:
+    lines = (workspace.TRAINED / STEPS_FILE).read_text().splitlines()
+    return fmean(json.loads(line)["loss"] for line in lines[-max(1, len(lines) // 10) :])
 
 
 def _score_by_workers(config: Config, root: Path, run_id: str, num_workers: int) -> list[Sums]:

@@ -40,6 +40,8 @@ class Metrics(BaseModel, frozen=True, extra="forbid"):
     """Held-out records by jurisdiction."""
     excluded: tuple[Exclusion, ...]
     """Held-out records that the site may not read."""
+    training_loss: float | None = None
+    """Mean over the last tenth of the logged steps, to set beside the loss of held-out records."""
 
     @property
     def primary_value(self) -> float:
@@ -89,6 +91,11 @@ def evaluate(
         for name, part in scores.items():
             _add(total, name, part)
     overall = _score(total, "all held-out records")
+    if config.primary not in overall.model:
+        raise TrainingError(
+            f"params.yaml: evaluate.primary: the held-out records say nothing of {config.primary} "
+            "(its weights are 0): hold out more of them by shard.holdout, or name another metric"
+        )
     return Metrics(
         fingerprint=fingerprint,
         primary=config.primary,

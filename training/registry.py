@@ -5,10 +5,11 @@ import json
 import os
 import shutil
 import tempfile
+import warnings
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel
 
@@ -38,6 +39,9 @@ class ModelVersion(BaseModel, frozen=True, extra="forbid"):
     previous_champion: int | None
     reason: str
     """Why the alias moved or stayed."""
+    answers: Literal["predict()", "raw output"] = "predict()"
+    """What the registered model gives: what the workload's predict() does, or the model's output to
+    what collate() makes of the rows."""
 
     @property
     def uri(self) -> str:
@@ -77,7 +81,9 @@ def register_model(
             client.set_model_version_tag(
                 name, created.version, f"{METRIC_TAG}{metrics.primary}", repr(metrics.primary_value)
             )
-            return _judge(client, name, int(created.version), run_id, metrics, tags)
+            judged = _judge(client, name, int(created.version), run_id, metrics, tags)
+            answers = "predict()" if workload.has_predict else "raw output"
+            return judged.model_copy(update={"answers": answers})
     except ConvoyError:
         raise
     except Exception as error:
@@ -101,19 +107,26 @@ def _log_model(
     example = workload.example
     mlflow.set_tracking_uri(tracking_uri)
     mlflow.set_registry_uri(tracking_uri)
-    with tempfile.TemporaryDirectory(prefix="convoy-model-") as staging, mlflow.start_run(run_id):
+    with (
+        tempfile.TemporaryDirectory(prefix="convoy-model-") as staging,
+        mlflow.start_run(run_id),
+        warnings.catch_warnings(),
+    ):
         spec = Path(staging) / "spec.json"
         module = workload.module.__name__
         spec.write_text(json.dumps({"workload": module, "model": dict(model_params)}))
-        signature = None
+        signature = _answer_anything()
         if example:
             model = load_weights(workload, weights, dict(model_params))
             answers: Any = workload.predict(model, example)
             if all(isinstance(answer, bool | int | float | str) for answer in answers):
                 answers = pd.Series(answers)  # a bare list would have no type
-            signature = _accept_any_number(
+            signature = _accept_any_value(
                 mlflow.models.infer_signature(pd.DataFrame(example), answers)
             )
+        if not example:
+            # It would warn amid a run, of what docs/bring-your-own.md says.
+            warnings.filterwarnings("ignore", "(?s).*An input example was not provided")
         info = mlflow.pyfunc.log_model(
             name="model",
             python_model=str(Path(__file__).with_name("served_model.py")),
@@ -142,9 +155,10 @@ def _without_exports() -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _accept_any_number(signature: Any) -> Any:
-    """The signature with numbers of any type: MLflow would refuse 33 where an example had 33.0,
-    and a missing number everywhere.
+def _accept_any_value(signature: Any) -> Any:
+    """The signature with numbers of any type, and anything at all where an example had None: MLflow
+    would refuse 33 where an example had 33.0, a missing number everywhere, and of the columns that
+    pandas reads from parquet the categories and the dates.
     """
     from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, DataType, Schema
@@ -153,15 +167,27 @@ def _accept_any_number(signature: Any) -> Any:
     numbers = (DataType.integer, DataType.long, DataType.float, DataType.double)
     columns = [
         ColSpec(AnyType(), name=column.name, required=column.required)  # type: ignore[no-untyped-call]
-        if column.type in numbers
+        if column.type in numbers or not column.required
         else column
         for column in signature.inputs
     ]
     return ModelSignature(inputs=Schema(columns), outputs=signature.outputs)
 
 
+def _answer_anything() -> Any:
+    """The signature of a model without an example: rows are not looked at before they are answered,
+    and MLflow does not warn that it could not infer one.
+    """
+    from mlflow.models import ModelSignature
+    from mlflow.types import ColSpec, Schema
+    from mlflow.types.schema import AnyType
+
+    answer = ColSpec(AnyType())  # type: ignore[no-untyped-call]
+    return ModelSignature(outputs=Schema([answer]))
+
+
 def _stage_code(module: str, code: Path, staging: Path) -> list[str]:
-    """Copies of the workload's code and of data.record, laid out to be imported by name."""
+    """Copies of the workload's code, data.record and data.values, to be imported by name."""
     ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
     top = staging / "code" / module.split(".")[0]
     if code.is_dir():
@@ -171,11 +197,11 @@ def _stage_code(module: str, code: Path, staging: Path) -> list[str]:
         workload_copy = staging / "code" / code.name
         workload_copy.parent.mkdir()
         shutil.copy(code, workload_copy)
-    record = Path(data.record.__file__)
+    folder = Path(data.record.__file__).parent
     package = staging / "code" / "data"
     package.mkdir()
-    for source in (record, record.with_name("__init__.py")):
-        shutil.copy(source, package)
+    for source in ("__init__.py", "record.py", "values.py"):
+        shutil.copy(folder / source, package)
     return [str(workload_copy), str(package)]
 
 
@@ -187,6 +213,30 @@ def _ensure_registered(client: Any, name: str) -> None:
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
+
+
+def _count_apart(difference: float, metrics: Metrics) -> str:
+    """Accuracies differ by few records where few are held out."""
+    count = sum(metrics.num_records.values())
+    return f", which is {round(abs(difference) * count)} of {count} held-out records"
+
+
+def _advise_comparison(champion: Any, wins: bool) -> str:
+    """What makes two models comparable that were measured on other data or fields."""
+    number = champion.version
+    revision = champion.tags.get("git.revision", "")[:12]
+    back = f"check out {revision}, its revision" if revision else "check out its revision"
+    reset = (
+        f"If version {number} should be the champion again, move the alias '{CHAMPION}' in MLflow"
+        if wins
+        else f"If version {number} should no longer count, set register.model_name anew, or move "
+        f"the alias '{CHAMPION}' in MLflow"
+    )
+    return (
+        f". The two were measured on different versions of the dataset, perhaps on different "
+        f"held-out records: for a comparison on the same ones {back}, in a copy of this folder, "
+        f"give it the present input and run it. {reset}"
+    )
 
 
 def _judge(
@@ -212,12 +262,10 @@ def _judge(
                 f"{metrics.primary} {value:.4f} {'beats' if wins else 'does not beat'} "
                 f"{float(tag):.4f} of version {champion.version}"
             )
+            if metrics.primary == "accuracy":
+                reason += _count_apart(value - float(tag), metrics)
             if any(champion.tags.get(key) != tags.get(key) for key in _HELD_OUT_TAGS):
-                reason += (
-                    f". The two were measured on different held-out records: if version "
-                    f"{champion.version} should no longer count, set register.model_name anew "
-                    f"or move the alias '{CHAMPION}' in MLflow by hand"
-                )
+                reason += _advise_comparison(champion, wins)
     if wins:
         client.set_registered_model_alias(name, CHAMPION, str(version_number))
     return ModelVersion(

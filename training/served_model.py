@@ -11,11 +11,15 @@ from typing import Any
 import mlflow
 import pandas as pd
 import torch
+from mlflow.exceptions import MlflowException
 from safetensors.torch import load_model
+
+from data.record import Records
 
 
 class ServedModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc, name-defined]
-    """Answers rows with the workload's predict(model, rows), or with the model's raw output."""
+    """Answers rows with the workload's predict(model, rows), or without one with the model's raw
+    output to what collate() makes of them."""
 
     def load_context(self, context: Any) -> None:
         spec = json.loads(Path(context.artifacts["spec"]).read_bytes())
@@ -30,8 +34,23 @@ class ServedModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc, name-defined
         with torch.inference_mode():
             if hasattr(self.workload, "predict"):
                 return list(self.workload.predict(self.model, rows))
-            inputs, _ = self.workload.collate(rows)
-            return list(self.model(inputs).tolist())
+            return list(self.model(self._collate(rows)).tolist())
+
+    def _collate(self, rows: list[dict[str, Any]]) -> torch.Tensor:
+        """The model's input. Raises MlflowException, which a server answers as a bad request."""
+        try:
+            inputs, _ = self.workload.collate(Records.of(rows))
+        except Exception as error:
+            name = self.workload.__name__
+            lacking = f"field '{error.args[0]}'" if _is_field(error, rows) else type(error).__name__
+            raise MlflowException.invalid_parameter_value(
+                f"the workload {name} has no predict(), so its collate() reads the rows, and it "
+                f"stumbles over {lacking}: give rows with all fields that collate() reads, the one "
+                "to predict as well (any value of its kind will do), or write predict(model, rows) "
+                f"into {name} and register the model anew"
+            ) from error
+        result: torch.Tensor = inputs
+        return result
 
 
 def _rows(model_input: Any) -> list[dict[str, Any]]:
@@ -44,8 +63,18 @@ def _rows(model_input: Any) -> list[dict[str, Any]]:
     return list(model_input)
 
 
+def _is_field(error: Exception, rows: list[dict[str, Any]]) -> bool:
+    """Whether it is a field that no row has, and no value of theirs."""
+    return (
+        isinstance(error, KeyError)
+        and bool(error.args)
+        and isinstance(error.args[0], str)
+        and not any(error.args[0] in (*row, *row.values()) for row in rows)
+    )
+
+
 def _is_missing(value: Any) -> bool:
-    return value is pd.NA or (isinstance(value, float) and value != value)
+    return value is pd.NA or value is pd.NaT or (isinstance(value, float) and value != value)
 
 
 mlflow.models.set_model(ServedModel())

@@ -44,6 +44,10 @@ class Workload:
     def has_ingest(self) -> bool:
         return hasattr(self.module, "ingest")
 
+    @property
+    def has_predict(self) -> bool:
+        return hasattr(self.module, "predict")
+
     def ingest(self, destination: Path, params: Mapping[str, Any]) -> None:
         """Have the user's ingest() write raw input files into the directory."""
         with self._code.running("ingest()"):
@@ -162,7 +166,7 @@ class Workload:
         import torch
 
         with torch.inference_mode():
-            if hasattr(self.module, "predict"):
+            if self.has_predict:
                 with self._code.running("predict()"):
                     return list(self.module.predict(model, rows))
             inputs, _ = self.collate(rows)

@@ -27,6 +27,7 @@ def main(options: argparse.Namespace) -> int:
         jurisdiction=jurisdiction,
         target=options.target,
         train_in=options.train_in,
+        group=options.group,
     )
     for line in (*created.found, "", *created.next_steps):
         print(line)

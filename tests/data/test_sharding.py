@@ -109,6 +109,26 @@ def test_a_share_is_held_out_by_content_alone(make: Any) -> None:
     assert {draw_split(make(i), 0.0) for i in range(20)} == {"train"}
 
 
+def test_a_group_is_held_out_together_whatever_its_fields(tmp_path: Path) -> None:
+    records = [Record({"n": i}, "EU" if i % 2 else "US", f"g{i % 200}") for i in range(1000)]
+    config = ShardConfig(holdout=0.2)
+    shards = write_shards(records, tmp_path, config)
+    groups = {
+        split: {
+            row["n"] % 200
+            for part in shards
+            if part.split == split
+            for row in open_shard(part, (tmp_path / part.name).read_bytes(), "here")
+        }
+        for split in ("train", "holdout")
+    }
+    assert not groups["train"] & groups["holdout"]
+    assert 20 < len(groups["holdout"]) < 60
+    assert {draw_split({"n": i}, 0.2, "one") for i in range(50)} == {draw_split({}, 0.2, "one")}
+    with pytest.raises(RecordRefused, match=r"record 1 .*: its group is a int; give text"):
+        write_shards([records[0], Record({"n": 1}, "EU", 7)], tmp_path, config)  # type: ignore[arg-type]
+
+
 def test_short_records_are_drawn_as_in_earlier_releases() -> None:
     drawn = "".join(draw_split({"id": i, "name": f"Ort {i}"}, 0.3)[0] for i in range(40))
     assert drawn == EARLIER

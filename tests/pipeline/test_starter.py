@@ -4,9 +4,11 @@ import ast
 import csv
 import json
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from data.manifest import Manifest
+from data.manifest import Manifest, read_manifest
+from data.shard import Split, open_shard
 from data.sources import read_source
 from pipeline import stages
 from pipeline.config import Config
@@ -66,7 +69,7 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 def create(source: Path, name: str, **options: str | None) -> Created:
     defaults: dict[str, str | None] = dict.fromkeys(
-        ("jurisdiction_field", "jurisdiction", "target", "train_in")
+        ("jurisdiction_field", "jurisdiction", "target", "train_in", "group")
     )
     return create_workspace(source.parent, name, source, **(defaults | options))
 
@@ -119,21 +122,16 @@ def test_lines_of_a_text_are_sharded(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 CHAIN = """
-import json, mlflow
 from pipeline import stages
 from pipeline.config import Config
 config = Config.load()
 for stage in stages.STAGES.values():
-    result = stage(config)
-mlflow.set_tracking_uri(config.tracking_uri)
-model = mlflow.pyfunc.load_model(result.uri)
-rows = json.loads(open("rows.json").read())
-open("answers.json", "w").write(json.dumps([str(a) for a in model.predict(rows)]))
+    stage(config)
 """
 
 
-def run_chain(created: Created, rows: list[dict[str, Any]]) -> tuple[dict[str, Any], list[str]]:
-    """All stages with few steps, then the registered model's answers to rows."""
+def run_chain(created: Created, more: str) -> tuple[dict[str, Any], list[str]]:
+    """All stages with few steps, then the code in the README and `more`; what that printed."""
     root = created.path
     changes = {
         "train.steps": 6,
@@ -141,35 +139,212 @@ def run_chain(created: Created, rows: list[dict[str, Any]]) -> tuple[dict[str, A
         "train.checkpoint.every_steps": 6,
     }
     set_params(root / "params.yaml", changes)
-    (root / "rows.json").write_text(json.dumps(rows))
+    run_python(root, CHAIN)
+    metrics = json.loads((root / "artifacts/evaluate/metrics.json").read_text())
+    shown = (root / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    return metrics, run_python(root, shown + more).splitlines()
+
+
+def run_python(root: Path, code: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", CHAIN], cwd=root, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    metrics = json.loads((root / "artifacts/evaluate/metrics.json").read_text())
-    return metrics, json.loads((root / "answers.json").read_text())
+    return done.stdout
 
 
-def test_a_classifier_is_trained_and_registered(tmp_path: Path) -> None:
+SERVE_OWN_ROWS = """
+import pandas
+import warnings
+warnings.simplefilter("ignore")
+frame = pandas.read_parquet("../people.parquet")
+assert str(frame.dtypes["work"]) == "category" and str(frame.dtypes["born"]).startswith("date")
+answers = list(model.predict(frame))
+print(len(answers), set(answers) <= {"yes", "no"})
+"""
+COMPARE_INPUTS = """
+import pathlib
+import pandas
+import people_class as workload
+from training.served_model import _rows
+frame = pandas.read_parquet("../people.parquet")
+served = [workload.features(workload.read_fields(row, workload.TYPES)) for row in _rows(frame)]
+records = list(workload.records(pathlib.Path("datasets/people_class")))
+print(served == [workload.features(record.fields) for record in records], len(served[0]))
+"""
+
+
+def test_a_classifier_answers_rows_of_its_own_parquet(tmp_path: Path) -> None:
+    """Categories, dates, booleans and missing values are served as they were trained on."""
+    start = datetime(2020, 1, 1)
+    rows = [
+        row | {"born": start - timedelta(days=i), "calm": i % 3 == 0 or None, "tags": ["a", "b"]}
+        for i, row in enumerate(people())
+    ]
+    table = pa.Table.from_pylist(rows)
+    work = table.column("work").dictionary_encode()
+    table = table.set_column(table.schema.get_field_index("work"), "work", work)
+    pq.write_table(table, tmp_path / "people.parquet")
     created = create(
-        write(tmp_path / "people.csv", people()),
-        "people_class",
-        jurisdiction_field="country",
-        target="rich",
+        tmp_path / "people.parquet", "people_class", jurisdiction_field="country", target="rich"
     )
-    row = {"age": 50.0, "price": 5000.0, "work": "clerk", "story": "old river"}
-    metrics, answers = run_chain(created, [row, row | {"age": None, "story": None}])
-    assert set(metrics) == {"accuracy", "loss", "majority"}
-    assert set(answers) <= {"yes", "no"}
-    assert len(answers) == 2
+    assert {
+        "numbers: age, price", "dates: born", "categories: work, calm", "texts: story",
+        "left out: 'tags' holds lists or mappings", "left out: 'id' only counts the records",
+    } <= set(created.found)  # fmt: skip
+    metrics, printed = run_chain(created, SERVE_OWN_ROWS)
+    assert set(metrics) == {"accuracy", "auc", "loss", "majority"}
+    assert metrics["majority"]["auc"] == 0.5
+    assert len(printed) == 2
+    assert printed[1] == "160 True"
+    width = 2 * 2 + 6 + 512
+    assert run_python(created.path, COMPARE_INPUTS) == f"True {width}\n"
 
 
 def test_a_language_model_is_trained_and_registered(tmp_path: Path) -> None:
     source = write(tmp_path / "book.txt", people())
-    metrics, answers = run_chain(create(source, "book_text", jurisdiction="EU"), [{"prefix": "ri"}])
+    created = create(source, "book_text", jurisdiction="EU")
+    more = 'print(model.predict([{"prefix": "ri"}])[0].startswith("ri"))'
+    metrics, printed = run_chain(created, more)
     assert set(metrics) == {"bits_per_byte", "unigram", "trigram"}
     assert metrics["trigram"]["bits_per_byte"] < metrics["unigram"]["bits_per_byte"] < 8
-    assert answers[0].startswith("ri")
+    assert len(printed) == 2
+    assert printed[1] == "True"
+
+
+def read_split(created: Created, split: Split) -> list[dict[str, Any]]:
+    """Every record of a split, from the shards."""
+    folder = created.path / "artifacts/shard"
+    shards = read_manifest(folder / "manifest.json").of(split)
+    return [
+        dict(row)
+        for part in shards
+        for row in open_shard(part, (folder / "shards" / part.name).read_bytes(), "here")
+    ]
+
+
+def test_a_text_is_held_out_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its parts carry its number, so that a text on both sides would show."""
+    texts = [f"<{i:04}>" * (1 + i * 7 % 120) for i in range(300)]
+    rows = [{"lang": "de", "body": text} for text in (*texts, *texts[:50])]
+    created = create(
+        write(tmp_path / "texts.jsonl", rows), "whole_texts", jurisdiction_field="lang"
+    )
+    counts = shard(created, monkeypatch).count_records()
+    told = f"350 records of de; its texts there are cut into {counts['de']} samples of at most 128"
+    assert any(sentence.startswith("training in") for sentence in created.found)
+    assert told.split("; ")[1] in "; ".join(created.found)
+
+    def numbers(split: Split) -> set[bytes]:
+        parts = b" ".join(row["bytes"] for row in read_split(created, split))
+        return set(re.findall(rb"<(\d{4})>", parts))
+
+    train, holdout = numbers("train"), numbers("holdout")
+    assert not train & holdout
+    assert len(train | holdout) == 300
+    assert 15 < len(holdout) < 45
+
+
+def test_the_held_out_records_stay_when_features_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write(tmp_path / "people.csv", people())
+    created = create(source, "features_go", jurisdiction_field="country", target="rich")
+    shard(created, monkeypatch)
+    before = [row["price"] for row in read_split(created, "holdout")]
+    module = created.path / "features_go.py"
+    code = module.read_text()
+    module.write_text(code.replace('("age", "price")', '("price",)').replace('("story",)', "()"))
+    monkeypatch.delitem(sys.modules, "features_go")
+    shard(created, monkeypatch)
+    after = read_split(created, "holdout")
+    assert set(after[0]) == {"price", "rich", "work"}
+    assert [row["price"] for row in after] == before
+    assert 20 < len(before) < 60
+
+
+def test_odd_cells_do_not_make_a_category_of_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [
+        row | {"weight": f"{50 + i * 7 % 60},{i % 10}", "half": i if i % 2 else "geheim",
+               "near": i if i % 20 else "geheim", "born": f"1970-01-{1 + i % 28:02}"}
+        for i, row in enumerate(people(400))
+    ]  # fmt: skip
+    rows[100]["age"] = rows[300]["age"] = rows[200]["weight"] = rows[100]["born"] = "geheim"
+    source = write(tmp_path / "people.csv", rows)
+    created = create(source, "odd_cells", jurisdiction_field="country", target="rich")
+    found = created.found
+    assert "numbers: age, price, weight" in found
+    assert "dates: born" in found
+    assert "in 'weight' a comma is read as the decimal point" in found
+    missing = "what is none counts as missing"
+    assert (
+        f"'age' looks like a number, but {source}:102 holds none, nor do 1 more records; {missing}"
+        in found
+    )
+    assert f"'weight' looks like a number, but {source}:202 holds none; {missing}" in found
+    assert f"'born' looks like a date, but {source}:102 holds none; {missing}" in found
+    [near] = [sentence for sentence in found if sentence.startswith("'near' looks like a number")]
+    assert f"{source}:2 holds none, nor do 19 more records; it is read as text: correct" in near
+    assert not [sentence for sentence in found if sentence.startswith("'half' looks")]
+    written = "".join(p.read_text() for p in created.path.iterdir() if p.is_file())
+    assert "geheim" not in "".join(found) + written
+    shard(created, monkeypatch)
+    read = read_split(created, "train") + read_split(created, "holdout")
+    by_price = {row["price"]: row for row in read}
+    first, odd = by_price[rows[1]["price"]], by_price[rows[100]["price"]]
+    assert (first["weight"], first["age"], first["born"]) == (57.1, rows[1]["age"], 1.0)
+    assert (odd["weight"], odd["age"], odd["born"]) == (90.0, None, None)
+    rows[7]["price"] = "geheim"  # a field that was clean
+    write(source, rows)
+    with pytest.raises(ConvoyError, match=r"people\.csv:9: field 'price' is no number"):
+        shard(created, monkeypatch)
+
+
+def test_commas_that_may_part_thousands_are_no_decimal_points(tmp_path: Path) -> None:
+    rows = [{"sum": f"{i % 90 + 10},{i % 9:03}", "land": "EU"} for i in range(400)]
+    summary = inspect_source(write(tmp_path / "sums.csv", rows))
+    assert summary.find("sum", "--target").kind == "category"
+
+
+def places_with_slips() -> list[dict[str, Any]]:
+    names = ["Germany", "France", "US", "NA", "Norway", "Bavaria"] * 60
+    names += ["N/A", "Germny", "Lativa", "Elbonia"]
+    return [{"land": name, "n": i * 7 % 50, "y": "ab"[i % 2]} for i, name in enumerate(names)]
+
+
+def test_jurisdictions_that_look_amiss_are_said(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.csv", places_with_slips())
+    created = create(source, "amiss", jurisdiction_field="land", target="y")
+    said = [s for s in created.found if "jurisdiction " in s or "members" in s]
+    expected = [
+        r"NA \(60 records\) is Namibia by its ISO code: if it stands for nothing given",
+        r"N-A \(1 record\) looks as if none were known",
+        r"Germny \(1 record\) has a region of its own: should it be Germany\?",
+        r"Lativa \(1 record\) has a region of its own: should it be Latvia\?",
+        r"Elbonia \(1 record\) is rare",
+        r"Germany, France are members of the EU, .* `convoy init --group EU` makes one of them",
+    ]
+    for sentence, pattern in zip(said, expected, strict=True):
+        assert re.search(pattern, sentence), sentence
+
+
+def test_members_of_a_union_are_one_jurisdiction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lands = ("DE", "FRA", "Czech Republic", "EU", "US", "the netherlands", "de", "CH")
+    rows = [{"land": lands[i % 8], "n": i * 7 % 50, "y": "ab"[i % 2]} for i in range(400)]
+    source = write(tmp_path / "a.csv", rows)
+    options: dict[str, str | None] = {"target": "y", "group": "EU", "train_in": "Germany"}
+    created = create(source, "grouped", jurisdiction_field="land", **options)
+    assert shard(created, monkeypatch).count_records() == {"EU": 250, "US": 50, "de": 50, "CH": 50}
+    config = Config.load()
+    assert config.site.jurisdiction == "EU"
+    assert set(config.regions) == {"eu", "us", "de", "ch"}
+    assert not [sentence for sentence in created.found if "members of the EU" in sentence]
+    write(source, [*rows, {"land": "Malta", "n": 1, "y": "a"}])  # not there before
+    assert shard(created, monkeypatch).count_records()["EU"] == 251
 
 
 @pytest.mark.parametrize("target", ["rich", "price", None])
@@ -184,7 +359,8 @@ def test_the_module_is_tidy_and_imports_only_the_record(tmp_path: Path, target: 
         )
         assert done.returncode == 0, done.stdout
     at_top = [n for n in ast.parse(module.read_text()).body if isinstance(n, ast.ImportFrom)]
-    assert [n.module for n in at_top if str(n.module).startswith("data")] == ["data.record"]
+    served = ["data.record", "data.values"]
+    assert [n.module for n in at_top if str(n.module).startswith("data")] == served
 
 
 def test_no_value_of_a_record_is_written_but_classes_and_jurisdictions(tmp_path: Path) -> None:
@@ -301,7 +477,7 @@ def test_identifiers_are_no_feature_unless_nothing_else_is_there(tmp_path: Path)
         {"key": f"user-{i:04}", "country": "EU", "age": i * 7 % 50, "rich": "ny"[i % 2]}
         for i in range(160)
     ]
-    said = "field 'key' is an identifier, another in every record, and is not used"
+    said = "left out: 'key' is an identifier, another in every record"
     created = create(
         write(tmp_path / "a.csv", rows), "a", jurisdiction_field="country", target="rich"
     )
@@ -333,7 +509,7 @@ def test_files_with_their_own_habits_are_read(tmp_path: Path) -> None:
         ("a.csv", None, {}, r"there is no file .*a\.csv"),
         ("a.xls", b"x", {}, r"a\.xls: files ending in '\.xls' are not read; known are \.csv"),
         ("a.csv", b"", {}, r"a\.csv holds no record"),
-        ("a.csv", HEADER, {}, r"a\.csv holds no record"),
+        ("a.csv", HEADER, {}, r"a\.csv holds no record, but names of columns alone: write"),
         ("a.csv", HEADER + GOOD + "EU,river\n", {}, r"a\.csv:32: 2 fields, .* header names 3"),
         ("a.csv", HEADER + GOOD + 'EU,"river,1\n', {}, r"a\.csv:32: not csv .* not closed"),
         ("a.csv", "a,a\n1,2\n", {}, r"a\.csv:1: two columns are named 'a': rename"),
@@ -357,7 +533,27 @@ def test_files_with_their_own_habits_are_read(tmp_path: Path) -> None:
             {"train_in": "US"},
             r"--train-in: no record .* 'US'; .* EU \(30\)",
         ),
-        ("a.csv", HEADER + "EU,river,1\n" * 5, {}, r"EU has 5 records, too few"),
+        ("a.csv", HEADER + "EU,river,1\n" * 5, {}, r"EU has 5 records, too few .* Bring more$"),
+        (
+            "a.csv",
+            HEADER + GOOD + "US,river,1\n" * 5,
+            {"train_in": "US"},
+            r"Bring more, or name another jurisdiction by --train-in$",
+        ),
+        ("a.csv", HEADER + GOOD, {"group": "ASEAN"}, r"--group: 'ASEAN' is not known; .* EU"),
+        (
+            "a.csv",
+            HEADER + GOOD,
+            {"jurisdiction_field": None, "jurisdiction": "EU", "group": "EU"},
+            r"--group .* give --jurisdiction-field",
+        ),
+        ("a.txt", "a line\n", {"jurisdiction_field": None}, r"Lines of text do not say: .* EU$"),
+        (
+            "a.csv",
+            HEADER + GOOD * 10 + "EU,river,geheim\n",
+            {"target": "amount"},
+            r"'amount' looks like a number, but .*a\.csv:302 holds none: correct",
+        ),
         (
             "a.csv",
             HEADER + GOOD + " ,river,1\n-,river,2\n",
@@ -431,7 +627,11 @@ def test_a_broken_record_that_comes_later_is_named(
     changes: list[tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = [
         (lambda row: row, r"people\.jsonl:161: field 'age' is no number: correct it"),
         (lambda row: row | {"age": 12, "country": None}, r":161: field 'country' is empty: fill"),
-        (lambda row: row | {"age": 12, "rich": "perhaps"}, r":161: field 'rich' is no known_class"),
+        (
+            lambda row: row | {"age": 12, "rich": "perhaps"},
+            r":161: field 'rich' is none of no, yes, but another .*, or add it to CLASSES"
+            r" \(in \.\./people\.jsonl, of which this is Convoy's copy",
+        ),
     ]
     for change, message in changes:
         write(source, [*people(), change(row)])

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import pandas as pd
 import pytest
 
 from storage.errors import ConvoyError
 from tests.pipeline.conftest import edit, forget_workload
 from tests.workspaces import TOY
+from training import registry
 from training.errors import RegistryError, WorkloadError
 from training.evaluate import Metrics, Score
 from training.registry import ModelVersion, register_model
@@ -220,6 +222,59 @@ def test_an_exception_of_predict_keeps_its_text_here(place: Place) -> None:
     assert "toy_workload.predict() raised KeyError at toy_workload.py:" in str(refused.value)
     assert SECRET not in str(refused.value)
     assert SECRET in (place.path / ".convoy/logs/user-error.txt").read_text()
+
+
+def test_without_predict_it_answers_rows_that_collate_reads(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    import mlflow
+
+    edit(place.path / "toy_workload.py", "def predict(", "def _predict(")
+    edit(place.path / "toy_workload.py", "example =", "_example =")
+    assert place.register(name="raw").answers == "raw output"
+    assert "signature" not in caplog.text
+    mlflow.set_tracking_uri(place.tracking_uri)
+    forget_workload()
+    model = mlflow.pyfunc.load_model("models:/raw@champion")
+    rows = [{"a": 0.9, "b": 0.9}, {"a": 0.1, "b": 0.1}]
+    answers = model.predict(rows)
+    assert [len(answer) for answer in answers] == [2, 2]
+    assert model.predict(pd.DataFrame(rows)) == answers
+    said = r"toy_workload has no predict\(\), so its collate\(\) .* over field 'b': give rows"
+    with pytest.raises(mlflow.MlflowException, match=said) as refused:
+        model.predict([{"a": 0.9}])
+    assert refused.value.error_code == "INVALID_PARAMETER_VALUE"
+    with pytest.raises(mlflow.MlflowException, match="over ValueError: give rows") as refused:
+        model.predict([{"a": SECRET, "b": 1}])
+    assert SECRET not in str(refused.value)
+
+
+@pytest.mark.parametrize("wins", [True, False])
+def test_how_far_two_models_are_apart_and_how_to_compare_them(place: Place, wins: bool) -> None:
+    register = registry._judge
+    client = open_client(place.tracking_uri)
+    name = f"apart-{wins}"
+    client.create_registered_model(name)
+    for number, manifest in enumerate(("m" * 64, "n" * 64), 1):
+        value = 0.5 if number == 1 else 0.9 if wins else 0.1
+        score = Score(model={"accuracy": value}, baselines={})
+        metrics = Metrics(
+            fingerprint="f" * 64,
+            primary="accuracy",
+            goal="maximize",
+            overall=score,
+            by_jurisdiction={},
+            num_records={"EU": 3, "US": 2},
+            excluded=(),
+        )
+        tags = TAGS | {"convoy.manifest": manifest, "metric.accuracy": repr(value)}
+        client.create_model_version(name, "file:///nowhere", place.run_id, tags=tags)
+        version = register(client, name, number, place.run_id, metrics, tags)
+    assert version.champion == wins
+    assert ", which is 2 of 5 held-out records. The two were measured on" in version.reason
+    assert "check out gggggggggggg, its revision, in a copy of this folder" in version.reason
+    again = "should be the champion again" if wins else "set register.model_name anew"
+    assert again in version.reason
 
 
 def test_a_model_that_is_not_that_of_the_weights(place: Place) -> None:
