@@ -100,7 +100,7 @@ class LocalCluster:
         log_directory: Path,
         recovery: RecoveryConfig,
         network: Network,
-        surround: Callable[[int], Sequence[str]] = lambda node: (),
+        surround: Callable[[int], Sequence[str]] | None = None,
     ) -> None:
         """surround: what goes before the command of each node's process."""
         log_directory.mkdir(parents=True, exist_ok=True)
@@ -109,7 +109,7 @@ class LocalCluster:
         self._logs = log_directory
         self._recovery = recovery
         self._network = network
-        self._surround = surround
+        self._surround = surround or (lambda node: ())
         self._num_losses = [0] * num_nodes
         self._excluded: dict[int, float] = {}
         """Until when, by the monotonic clock."""

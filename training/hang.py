@@ -15,6 +15,8 @@ from training.heartbeat import ENDED, STARTING, Beat
 # What a rank does by itself, at a pace that the steps before say nothing of.
 _OWN_PACE = (STARTING, "data_wait", "checkpoint", ENDED)
 _STACK_SECONDS = 0.5
+_BUSY_BYTES = 4096
+"""More than whoever looks for a silent node sends."""
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
@@ -33,15 +35,16 @@ class HangWatch:
     """Judges one world by its ranks' beats.
 
     The bound is three median steps and a second, and holds while every rank is inside a step and
-    none of them works or one is stopped. Loading data, saving and starting have a bound of their
-    own, `patience_seconds`, which also ends a world whose ranks are busy but get nowhere.
+    none of them works or receives, or one is stopped. Loading data, saving and starting have a
+    bound of their own, `patience_seconds`, which also ends a world whose ranks are busy but get
+    nowhere.
     """
 
     def __init__(self, patience_seconds: float) -> None:
         self._patience_seconds = patience_seconds
         self._step_seconds: deque[float] = deque(maxlen=50)
         self._step = 0
-        self._quiet_since: tuple[float, dict[int, float]] | None = None
+        self._quiet_since: tuple[float, dict[int, tuple[float, int]]] | None = None
 
     def look(self, beats: Sequence[Beat], num_ranks: int) -> Hang | None:
         """The hang, if there is one by now."""
@@ -68,9 +71,12 @@ class HangWatch:
         return 1.0 + 3 * statistics.median(self._step_seconds or [self._patience_seconds])
 
     def _is_busy(self, beats: Sequence[Beat]) -> bool:
-        """Whether a rank has used the processor since this was first asked; a wait uses none."""
+        """Whether a rank has used the processor, or a link of its own that may be slow, since this
+        was first asked; a wait uses neither."""
         now = time.monotonic()
-        used = {beat.rank: read_cpu_seconds(beat.pid) for beat in beats}
+        used = {
+            beat.rank: (read_cpu_seconds(beat.pid), read_link_bytes(beat.pid)) for beat in beats
+        }
         if self._quiet_since is None:
             self._quiet_since = (now, used)
             return True
@@ -78,7 +84,12 @@ class HangWatch:
         if now - since < 0.3:
             return True
         self._quiet_since = (now, used)
-        return any(used[rank] - before.get(rank, 0.0) > 0.2 * (now - since) for rank in used)
+        return any(
+            seconds - before[rank][0] > 0.2 * (now - since)
+            or num_bytes - before[rank][1] > _BUSY_BYTES
+            for rank, (seconds, num_bytes) in used.items()
+            if rank in before
+        )
 
     def _name(self, beats: Sequence[Beat], seconds: float) -> Hang:
         stopped = [beat for beat in beats if read_state(beat.pid) == "T"]
@@ -126,6 +137,19 @@ def read_cpu_seconds(pid: int) -> float:
     """Processor time of all threads of a process; 0 when it is gone."""
     fields = _read_stat(pid)
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND if fields else 0.0
+
+
+def read_link_bytes(pid: int) -> int:
+    """What came over the links of a process that has a network namespace of its own; 0 for one that
+    shares this one's, where it could be anybody's."""
+    try:
+        if os.readlink(f"/proc/{pid}/ns/net") == os.readlink("/proc/self/ns/net"):
+            return 0
+        lines = Path(f"/proc/{pid}/net/dev").read_text().splitlines()[2:]
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return 0
+    devices = (line.split(":") for line in lines)
+    return sum(int(numbers.split()[0]) for name, numbers in devices if name.strip() != "lo")
 
 
 def _read_stat(pid: int) -> list[str]:

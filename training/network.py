@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -63,7 +64,11 @@ class SharedNetwork:
 
 class NamespaceNetwork:
     """Each node has a network namespace of its own, tied to a bridge in another one, by a link that
-    can be cut and slowed. Leaving the context ends it."""
+    can be cut and slowed. Leaving the context ends it.
+
+    The process that holds the bridge is started again when it has died, and all nodes are tied to
+    the new one.
+    """
 
     meeting_address = SWITCH_ADDRESS
     node_prefix: Sequence[str] = ("unshare", "--net")
@@ -75,26 +80,12 @@ class NamespaceNetwork:
         """Raises NetworkUnavailable where the tools or the right to use them are missing."""
         if num_nodes > MOST_NODES:
             raise NetworkUnavailable(f"more than {MOST_NODES} nodes")
-        self._rate_mbit = rate_mbit
-        self._attached: set[int] = set()
-        try:
-            self._process = subprocess.Popen(
-                ["unshare", "--net", sys.executable, "-m", "training.switch"],
-                env={**environment, PARENT_VARIABLE: str(os.getpid())},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                process_group=0,
-            )
-        except FileNotFoundError:
-            raise NetworkUnavailable("`unshare` of util-linux is not installed") from None
-        try:
-            self._pid = int(self._read())
-        except NetworkUnavailable:
-            self.close()
-            raise
-        enter = ("nsenter", "--net", "--target", str(self._pid))
-        self.meeting_prefix: Sequence[str] = enter
+        self._environment = {**environment, PARENT_VARIABLE: str(os.getpid())}
+        self._usual_mbit = rate_mbit or 0.0
+        self._pids: dict[int, int] = {}
+        self._mbit: dict[int, float] = {}
+        self._cut: set[int] = set()
+        self._process = self._start()
 
     def __enter__(self) -> "NamespaceNetwork":
         return self
@@ -116,48 +107,85 @@ class NamespaceNetwork:
         return node_address(node)
 
     def attach(self, node: int, pid: int) -> None:
-        self._ask("attach", node, pid)
-        if self._rate_mbit and node not in self._attached:
-            self._ask("limit", node, self._rate_mbit)
-        self._attached.add(node)
+        self._pids[node] = pid
+        mbit = self._mbit.get(node, self._usual_mbit)
+        self._ask("attach", node, pid, mbit, node in self._cut)
 
     def find_silent(self) -> dict[int, float]:
         return {int(node): seconds for node, seconds in self._ask("silent").items()}
 
     def cut(self, node: int) -> None:
         """Take a node's link down."""
+        self._cut.add(node)
         self._ask("cut", node)
 
     def join(self, node: int) -> None:
         """Take a node's link up again."""
+        self._cut.discard(node)
         self._ask("join", node)
 
     def limit(self, node: int, mbit: float | None) -> None:
         """Let so many megabits a second through to and from a node; None for what it had."""
-        self._ask("limit", node, mbit if mbit is not None else self._rate_mbit or 0)
+        self._mbit[node] = self._usual_mbit if mbit is None else mbit
+        self._ask("limit", node, self._pids[node], self._mbit[node])
 
     def _ask(self, *request: Any) -> Any:
-        assert self._process.stdin
         try:
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
-            self._process.stdin.flush()
+            return _ask(self._process, request)
         except BrokenPipeError:
-            raise NetworkUnavailable("the process that holds the network has ended") from None
-        return self._read()
+            self.close()
+            self._process = self._start()
+            for node, pid in self._pids.items():
+                if Path(f"/proc/{pid}").exists():
+                    self.attach(node, pid)
+            return _ask(self._process, request)
 
-    def _read(self) -> Any:
-        assert self._process.stdout
-        assert self._process.stderr
-        ready, _, _ = select.select([self._process.stdout], [], [], _ANSWER_SECONDS)
-        line = self._process.stdout.readline() if ready else b""
-        if not line:
-            self._process.kill()
-            said = self._process.stderr.read().decode(errors="replace").strip().splitlines()
-            raise NetworkUnavailable(said[-1] if said else "no answer from its process")
-        answer = json.loads(line)
-        if "failed" in answer:
-            raise NetworkUnavailable(answer["failed"])
-        return answer["done"]
+    def _start(self) -> "subprocess.Popen[bytes]":
+        try:
+            process = subprocess.Popen(
+                ["unshare", "--net", sys.executable, "-m", "training.switch"],
+                env=self._environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                process_group=0,
+            )
+        except FileNotFoundError:
+            raise NetworkUnavailable("`unshare` of util-linux is not installed") from None
+        try:
+            pid = _read(process)
+        except BrokenPipeError:
+            _, said = process.communicate()
+            lines = said.decode(errors="replace").strip().splitlines()
+            raise NetworkUnavailable(lines[-1] if lines else "its process has ended") from None
+        except NetworkUnavailable:
+            process.kill()
+            process.communicate()
+            raise
+        self.meeting_prefix: Sequence[str] = ("nsenter", "--net", "--target", str(pid))
+        return process
+
+
+def _ask(process: "subprocess.Popen[bytes]", request: Sequence[Any]) -> Any:
+    """Raises BrokenPipeError when the process has ended, NetworkUnavailable when it cannot."""
+    assert process.stdin
+    process.stdin.write(json.dumps(request).encode() + b"\n")
+    process.stdin.flush()
+    return _read(process)
+
+
+def _read(process: "subprocess.Popen[bytes]") -> Any:
+    assert process.stdout
+    ready, _, _ = select.select([process.stdout], [], [], _ANSWER_SECONDS)
+    if not ready:
+        raise NetworkUnavailable(f"no answer from its process in {_ANSWER_SECONDS:.0f} s")
+    line = process.stdout.readline()
+    if not line:
+        raise BrokenPipeError
+    answer = json.loads(line)
+    if "failed" in answer:
+        raise NetworkUnavailable(answer["failed"])
+    return answer["done"]
 
 
 def open_network(

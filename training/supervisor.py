@@ -4,8 +4,6 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from pathlib import Path
 
 from storage.access_log import RUN_ID_VARIABLE
 from training.account import Account
@@ -13,16 +11,16 @@ from training.cluster import RUN_VARIABLE, LocalCluster, NodeEvent, reap
 from training.errors import WorkersFailed
 from training.hang import Hang, HangWatch, dump_stacks
 from training.heartbeat import Beat, clear_beats, read_beats
-from training.incidents import Incident, clear_failures, explain_failure
-from training.memory import count_oom_kills
+from training.incidents import Incident, clear_failures
 from training.network import Network, open_network
-from training.node import WorldEnd, WorldOrder
+from training.node import WorldEnd
 from training.regroup import ask_to_make_way, clear_requests, has_made_way
-from training.rendezvous import host_rendezvous
+from training.rendezvous import Meeting
 from training.simulation import Simulation
 from training.spec import SPEC_FILE, TrainSpec, WorkerSpec, read_fencing_token
 from training.step_follower import OnStep, StepFollower
 from training.stragglers import StragglerWatch
+from training.world import World, explain_end, log_directory
 
 _POLL_SECONDS = 0.1
 _PEERS_SECONDS = 1.0
@@ -35,30 +33,6 @@ _SILENT_SECONDS = 2.0
 """A node that has not answered for so long gets no part of a new world."""
 
 
-@dataclass(frozen=True)
-class _World:
-    """One start of the workers, on some of the nodes."""
-
-    number: int
-    nodes: tuple[int, ...]
-    spec: WorkerSpec
-    started: float
-    num_oom_kills: int
-    """Of this machine, before it."""
-
-    @property
-    def workers_per_node(self) -> int:
-        return self.spec.num_workers // len(self.nodes)
-
-    def find_node(self, rank: int) -> int:
-        """On which a rank is."""
-        return self.nodes[rank // self.workers_per_node]
-
-    @property
-    def name(self) -> str:
-        return f"world-{os.getpid()}-{self.number}"
-
-
 def run_workers(
     spec: WorkerSpec,
     on_step: OnStep,
@@ -69,9 +43,8 @@ def run_workers(
     or hang, on fewer nodes when some are lost, and on more when they are back.
 
     `on_step` gets each logged step, `account` what went wrong; `simulation` does to the nodes what
-    it is for. Raises WorkersFailed with the first
-    failing rank's own error, or with all incidents once the budget is used up. Whatever ends this
-    call ends every process of the run.
+    it is for. Raises WorkersFailed with the first failing rank's own error, or with all incidents
+    once the budget is used up. Whatever ends this call ends every process of the run.
     """
     account = account or Account(lambda event: None)
     reap(spec.run_directory)
@@ -79,25 +52,21 @@ def run_workers(
         environment = _environment(spec)
         network = open_network(spec, environment, account, stack)
         environment["GLOO_SOCKET_IFNAME"] = network.device
-        surround = {}
+        surround = None
         if simulation:
             simulation.prepare(spec.run_directory, account)
-            surround = {"surround": simulation.surround}
-        logs = _log_directory(spec)
+            surround = simulation.surround
+        logs, recovery = log_directory(spec), spec.recovery
         cluster = stack.enter_context(
-            LocalCluster(
-                spec.nodes, spec.root, environment, logs, spec.recovery, network, **surround
-            )
+            LocalCluster(spec.nodes, spec.root, environment, logs, recovery, network, surround)
         )
         if simulation:
             simulation.begin(cluster, network, account, spec.run_directory)
-        rendezvous = ""
+        # A store on one of the nodes would be lost with it, and the others would wait.
+        meeting = stack.enter_context(Meeting(network, environment))
         if spec.nodes > 1:
-            # A store on one of the nodes would be lost with it, and the others would wait.
-            rendezvous = stack.enter_context(
-                host_rendezvous(network.meeting_address, environment, network.meeting_prefix)
-            )
-        _Supervision(spec, on_step, account, cluster, network, rendezvous, simulation).run()
+            meeting.require()  # it loads torch while the nodes do
+        _Supervision(spec, on_step, account, cluster, network, meeting, simulation).run()
 
 
 class _Supervision:
@@ -108,14 +77,14 @@ class _Supervision:
         account: Account,
         cluster: LocalCluster,
         network: Network,
-        rendezvous: str,
+        meeting: Meeting,
         simulation: Simulation | None,
     ) -> None:
         self._spec = spec
         self._account = account
         self._cluster = cluster
         self._network = network
-        self._rendezvous = rendezvous
+        self._meeting = meeting
         self._simulation = simulation
         self._steps = StepFollower(spec.run_directory / spec.progress_file, on_step)
         self._num_worlds = 0
@@ -136,7 +105,7 @@ class _Supervision:
             else:
                 return
 
-    def _start_world(self) -> _World:
+    def _start_world(self) -> World:
         nodes, spec = self._await_nodes()
         path = spec.run_directory / SPEC_FILE
         if isinstance(spec, TrainSpec):
@@ -148,22 +117,13 @@ class _Supervision:
         clear_requests(spec.run_directory)
         self._num_worlds += 1
         self._silenced.clear()
-        world = _World(self._num_worlds, nodes, spec, time.monotonic(), count_oom_kills())
+        world = World(self._num_worlds, nodes, spec)
         pending = path.with_suffix(".tmp")
         pending.write_text(spec.model_dump_json(indent=1))
         pending.rename(path)
+        rendezvous = self._meeting.require() if spec.nodes > 1 else ""
         for rank, node in enumerate(nodes):
-            order = WorldOrder(
-                name=world.name,
-                num_nodes=len(nodes),
-                node_rank=rank,
-                workers_per_node=world.workers_per_node,
-                address=self._network.address(node),
-                rendezvous=self._rendezvous,
-                worker=spec.worker,
-                spec=str(path),
-                log_directory=str(_log_directory(spec)),
-            )
+            order = world.order(rank, self._network.address(node), rendezvous, path)
             self._cluster.start(node, order)
         if len(nodes) < self._spec.nodes:
             left = ", ".join(map(str, nodes))
@@ -189,7 +149,7 @@ class _Supervision:
         raise WorkersFailed(
             f"{len(self._find_ready())} of {spec.nodes} nodes were ready after "
             f"{spec.recovery.wait_seconds:.0f} s, and at least {spec.min_nodes} are needed: see "
-            f"{_log_directory(spec)}/node-*.log; {spec.after_kill}"
+            f"{log_directory(spec)}/node-*.log; {spec.after_kill}"
         )
 
     def _fit(self, num_ready: int) -> tuple[int, WorkerSpec | None]:
@@ -209,7 +169,7 @@ class _Supervision:
         silent = self._network.find_silent()
         return [n for n in self._cluster.ready if silent.get(n, 0.0) < _SILENT_SECONDS]
 
-    def _watch(self, world: _World) -> Incident | None:
+    def _watch(self, world: World) -> Incident | None:
         """Until every node has ended its part; None where nothing went wrong."""
         recovery = self._spec.recovery
         hangs = HangWatch(recovery.patience_seconds)
@@ -241,7 +201,7 @@ class _Supervision:
             elif hang:
                 self._stop(world, ends, failed_at or time.monotonic())
             elif hang := hangs.look(beats, world.spec.num_workers):
-                self._keep_stacks(beats, hang)
+                self._keep_stacks(world, beats, hang)
                 self._end_silent(world, ends, True)
                 failed_at = time.monotonic()
             elif not asked and self._could_grow(world, beats):
@@ -250,10 +210,10 @@ class _Supervision:
         self._steps.poll()
         if all(end and end.finished for end in ends.values()):
             return None
-        return self._explain(world, ends, hang)
+        return explain_end(world, ends, hang, self._silenced)
 
     def _end_silent(
-        self, world: _World, ends: Mapping[int, WorldEnd | None], is_hanging: bool
+        self, world: World, ends: Mapping[int, WorldEnd | None], is_hanging: bool
     ) -> None:
         """End nodes of a world that cannot be reached: they count as lost. Of a world that hangs
         they are the cause."""
@@ -264,14 +224,14 @@ class _Supervision:
                 self._silenced[node] = f"it did not answer over the network for {seconds:.1f} s"
                 self._cluster.kill([node])
 
-    def _could_grow(self, world: _World, beats: Sequence[Beat]) -> bool:
+    def _could_grow(self, world: World, beats: Sequence[Beat]) -> bool:
         """Whether nodes are back with which a world that has come to a step could be larger."""
         if len(world.nodes) == self._spec.nodes or not any(beat.step for beat in beats):
             return False
         number, _ = self._fit(len(world.nodes) + len(self._find_ready()))
         return number > len(world.nodes)
 
-    def _stop(self, world: _World, ends: dict[int, WorldEnd | None], since: float) -> None:
+    def _stop(self, world: World, ends: dict[int, WorldEnd | None], since: float) -> None:
         """End what the world's nodes still run; a node that does not answer too."""
         left = [node for node in world.nodes if node not in ends]
         self._cluster.stop(left)
@@ -285,47 +245,14 @@ class _Supervision:
             changed = max(beat.changed for beat in beats)
             self._account.follow(first, max(beat.step for beat in begun), changed)
 
-    def _keep_stacks(self, beats: Sequence[Beat], hang: Hang) -> None:
+    def _keep_stacks(self, world: World, beats: Sequence[Beat], hang: Hang) -> None:
         stacks = dump_stacks(beats, self._spec.run_directory)
         said = [f"rank {rank}:\n{stack}" for rank, stack in stacks.items()]
-        path = _log_directory(self._spec) / f"hang-{self._num_worlds}.txt"
-        path.write_text("\n".join([hang.why, *said]))
-
-    def _explain(
-        self, world: _World, ends: dict[int, WorldEnd | None], hang: Hang | None
-    ) -> Incident:
-        codes: dict[int, int] = {}
-        for end in ends.values():
-            codes |= end.exit_codes if end else {}
-        lost = [node for node, end in ends.items() if end is None]
-        cause, rank, message = explain_failure(
-            self._spec.run_directory,
-            codes,
-            lost[0] if lost else None,
-            count_oom_kills() > world.num_oom_kills,
-            self._spec.after_kill,
-        )
-        cut = [node for node in lost if node in self._silenced]
-        if cut:
-            cause, message = "node_lost", f"node {cut[0]} was lost: {self._silenced[cut[0]]}"
-        elif hang:
-            cause, rank = "hang", hang.rank
-            stacks = _log_directory(self._spec) / f"hang-{self._num_worlds}.txt"
-            message = f"{hang.why}; stacks of the ranks that answered: {stacks}"
-        beats = read_beats(self._spec.run_directory)
-        last_step = max((beat.step for beat in beats), default=0)
-        return Incident(
-            cause=cause,
-            rank=rank,
-            node=(cut or lost)[0] if lost else None if rank is None else world.find_node(rank),
-            message=message if cause in ("error", "memory") else f"{message} in step {last_step}",
-            last_step=last_step,
-            seconds=time.monotonic() - world.started,
-        )
+        world.stacks.write_text("\n".join([hang.why, *said]))
 
     def _judge(self, incident: Incident) -> None:
         """Go on, after a while where nothing was gained since the last time, or raise."""
-        logs = f"Logs of all ranks: {_log_directory(self._spec)}"
+        logs = f"Logs of all ranks: {log_directory(self._spec)}"
         detail = self._spec.run_directory / f"failure-{incident.rank}.txt"
         recovery = self._spec.recovery
         if incident.cause not in recovery.retried:
@@ -359,7 +286,3 @@ def _environment(spec: WorkerSpec) -> dict[str, str]:
     # More threads than one in a node that is forked: the workers would hang.
     environment["OMP_NUM_THREADS"] = "1"
     return environment
-
-
-def _log_directory(spec: WorkerSpec) -> Path:
-    return spec.run_directory / "logs"

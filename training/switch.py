@@ -27,9 +27,12 @@ MOST_NODES = 200
 _BRIDGE = "switch"
 _PROBE_SECONDS = 0.5
 _PROBE_TIMEOUT_SECONDS = 2.0
-_FIRST_ANSWER_SECONDS = 1.0
+_FIRST_ANSWER_SECONDS = 5.0
 """What a node that was tied to the bridge gets to answer, before it counts as silent."""
+_FIRST_TIMEOUT_SECONDS = 0.3
+"""Until then: what is sent while a link comes up is lost, and sent again a second later."""
 _NEVER = 0.0
+_UNSEEN_SECONDS = 0.3
 _DISCARD = 9
 """A port at which nobody listens: an answer that says so is an answer."""
 _BURST = ("burst", "256kb", "latency", "400ms")
@@ -52,14 +55,16 @@ class _Probe:
     def look(self) -> None:
         now = time.monotonic()
         if self._socket is None:
-            if now - self._begun >= _PROBE_SECONDS:
+            if self.answered == _NEVER or now - self._begun >= _PROBE_SECONDS:
                 self._begin(now)
             return
         _, writable, _ = select.select([], [self._socket], [], 0)
         failure = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) if writable else 0
         if failure == errno.ECONNREFUSED:
             self.answered = now
-        if writable or now - self._begun > _PROBE_TIMEOUT_SECONDS:
+        has_answered = self.answered != _NEVER
+        patience = _PROBE_TIMEOUT_SECONDS if has_answered else _FIRST_TIMEOUT_SECONDS
+        if writable or now - self._begun > patience:
             self.close()
 
     def close(self) -> None:
@@ -81,69 +86,72 @@ class _Probe:
 class _Switch:
     def __init__(self) -> None:
         self._probes: dict[int, _Probe] = {}
-        self._pids: dict[int, int] = {}
-        self._cut: set[int] = set()
-        self._rates: dict[int, float] = {}
+        self._looked = time.monotonic()
         _call("ip", "link", "set", "lo", "up")
         _call("ip", "link", "add", _BRIDGE, "type", "bridge")
         _call("ip", "addr", "add", f"{SWITCH_ADDRESS}/24", "dev", _BRIDGE)
         _call("ip", "link", "set", _BRIDGE, "up")
 
-    def attach(self, node: int, pid: int) -> None:
+    def attach(self, node: int, pid: int, mbit: float, is_cut: bool) -> None:
         """Tie the namespace of this process to the bridge, as the node's."""
-        port = _port(node)
+        port, inside = _port(node), _enter(pid)
         if port in {name for _, name in socket.if_nameindex()}:
             _call("ip", "link", "del", port)  # of the node that was lost
+        if f" {NODE_DEVICE}@" in _call(*inside, "ip", "-o", "link"):
+            _call(*inside, "ip", "link", "del", NODE_DEVICE)  # of the switch that was lost
         peer = ("peer", "name", NODE_DEVICE, "netns", str(pid))
         _call("ip", "link", "add", port, "type", "veth", *peer)
         _call("ip", "link", "set", port, "master", _BRIDGE)
-        inside = ("nsenter", "--net", "--target", str(pid))
         _call(*inside, "ip", "addr", "add", f"{node_address(node)}/24", "dev", NODE_DEVICE)
         _call(*inside, "ip", "link", "set", NODE_DEVICE, "up")
         _call(*inside, "ip", "link", "set", "lo", "up")
-        self._pids[node] = pid
-        if node in self._rates:
-            self.limit(node, self._rates[node])
-        if node not in self._cut:
-            _call("ip", "link", "set", port, "up")
+        self.limit(node, pid, mbit)
         if node in self._probes:
             self._probes[node].close()
         self._probes[node] = _Probe(node_address(node))
+        if not is_cut:
+            self.join(node)
+            self._await_answer(node)
+
+    def _await_answer(self, node: int) -> None:
         deadline = time.monotonic() + _FIRST_ANSWER_SECONDS
-        while self._probes[node].answered == _NEVER and time.monotonic() < deadline:
+        while time.monotonic() < deadline:
             self.look()
+            if self._probes[node].answered != _NEVER:
+                return
             time.sleep(0.01)
 
     def cut(self, node: int) -> None:
         """Take the node's link down."""
-        self._cut.add(node)
         _call("ip", "link", "set", _port(node), "down")
 
     def join(self, node: int) -> None:
-        """Take the node's link up again."""
-        self._cut.discard(node)
+        """Take the node's link up."""
         _call("ip", "link", "set", _port(node), "up")
 
-    def limit(self, node: int, mbit: float) -> None:
+    def limit(self, node: int, pid: int, mbit: float) -> None:
         """Let so many megabits a second through in each direction; 0 for no limit."""
-        self._rates[node] = mbit
-        inside = ("nsenter", "--net", "--target", str(self._pids[node]))
-        for where, device in (((), _port(node)), (inside, NODE_DEVICE)):
+        for where, device in (((), _port(node)), (_enter(pid), NODE_DEVICE)):
             if mbit:
-                rate = ("rate", f"{round(mbit * 1e6)}bit")
-                _call(
-                    *where, "tc", "qdisc", "replace", "dev", device, "root", "tbf", *rate, *_BURST
-                )
+                rate = ("tbf", "rate", f"{round(mbit * 1e6)}bit", *_BURST)
+                _call(*where, "tc", "qdisc", "replace", "dev", device, "root", *rate)
             elif "tbf" in _call(*where, "tc", "qdisc", "show", "dev", device):
                 _call(*where, "tc", "qdisc", "del", "dev", device, "root")
 
     def silent(self) -> dict[str, float]:
         """Seconds since each node last answered."""
+        self.look()
         now = time.monotonic()
         return {str(node): now - probe.answered for node, probe in self._probes.items()}
 
     def look(self) -> None:
+        """Follow the probes. Time in which nobody looked counts against no node."""
+        now = time.monotonic()
+        unseen = now - self._looked if now - self._looked > _UNSEEN_SECONDS else 0.0
+        self._looked = now
         for probe in self._probes.values():
+            if probe.answered != _NEVER:
+                probe.answered += unseen
             probe.look()
 
 
@@ -154,6 +162,11 @@ _VERBS: tuple[Callable[..., Any], ...] = (
     _Switch.limit,
     _Switch.silent,
 )
+
+
+def _enter(pid: int) -> tuple[str, ...]:
+    """Before a command that is to run in the network namespace of this process."""
+    return ("nsenter", "--net", "--target", str(pid))
 
 
 def _port(node: int) -> str:

@@ -51,6 +51,12 @@ class TestCommand:
         assert "train.stps: unknown key; did you mean 'steps'?" in output
         assert "Traceback" not in output
 
+    def test_fewer_nodes_than_at_least(self, work: Workspace) -> None:
+        work.set("train.min_nodes", 2)
+        output = work.run("convoy", "stage", "train", expect=1)
+        assert "error: params.yaml:" in output
+        assert "train: min_nodes 2 is above nodes 1: lower it, or raise nodes" in output
+
     def test_under_dvc_it_says_what_dvc_removed(self, work: Workspace) -> None:
         shutil.rmtree(workspace.TRAINED, ignore_errors=True)
         work.set("train.global_batch", 1 << 20)

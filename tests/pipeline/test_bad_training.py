@@ -11,8 +11,9 @@ import pytest
 
 from data.manifest import read_manifest
 from pipeline import workspace
-from pipeline.checks import check_site
+from pipeline.checks import check_network, check_site
 from pipeline.config import Config
+from pipeline.errors import ConfigError
 from pipeline.lineage import digest_training
 from pipeline.stages import STAGES, TrainReport
 from storage.errors import ConvoyError
@@ -67,6 +68,14 @@ class TestTrain:
         assert statuses() == ["FAILED"]
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small disk, which root alone may")
+    def test_nodes_that_could_not_reach_the_store(self, alone: Workspace) -> None:
+        alone.set("train.network", {"namespaces": True})
+        alone.set("regions.eu.store", "s3://bucket/convoy?region=eu-central-1")
+        with pytest.raises(ConfigError, match="reach one another and nothing else") as raised:
+            check_network(Config.load())
+        assert "params.yaml: train.network.namespaces" in str(raised.value)
+        assert "regions.eu.store is s3://bucket" in str(raised.value)
+
     def test_a_disk_that_fills_at_a_checkpoint(self, alone: Workspace) -> None:
         """So full that a worker cannot leave a word either; test_trainer goes on after it."""
         alone.set("train.model.hidden", 20_000)  # 1.2 MB a checkpoint

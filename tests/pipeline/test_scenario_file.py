@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from flows import cli
 from pipeline.errors import ConfigError
 from pipeline.scenario_file import apply_scenario, read_scenario, write_scenario
 from tests.workspaces import PARAMS, ROOT
 from training.config import TrainConfig
-from training.scenario import Fault
+from training.scenario import FAULTS, Fault
 
 TRAIN = TrainConfig.model_validate(PARAMS["train"] | {"nodes": 2})
 
@@ -78,6 +79,10 @@ def test_the_example_fits_and_comes_back_as_it_was_written(tmp_path: Path) -> No
     assert changed.checkpoint.keep == TRAIN.checkpoint.keep  # sections are merged
     write_scenario(tmp_path / "s.yaml", scenario, "Again.")
     assert read_scenario(tmp_path / "s.yaml")[0] == scenario
+
+
+def test_the_command_line_knows_the_faults() -> None:
+    assert cli._FAULTS == FAULTS
 
 
 def test_faults_say_what_they_are() -> None:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
 from tests.training.test_kill import wait_until
@@ -90,6 +91,11 @@ def test_links_are_cut_slowed_and_gone(
     assert network.find_silent()[0] < 2.0
     network.join(1)
     wait_until(lambda: network.find_silent()[1] < 1.0, 10)
+    # The process that holds the bridge may die too.
+    [switch] = [p for p in psutil.Process().children() if p.name() == "convoy-switch"]
+    switch.kill()
+    assert network.find_silent().keys() == {0, 1}
+    assert _send(nodes[0], network.address(1), 1_000_000) < 1.0
     assert before == {name for _, name in socket.if_nameindex()}  # nothing is in this namespace
 
 
