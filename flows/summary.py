@@ -106,7 +106,12 @@ def _summarize_training(report: TrainReport) -> str:
         f"{sum(report.num_records.values()):,} records read {report.epochs:.2f} times"
         + (", resumed from a checkpoint" if report.resumed else "")
     ]
-    lines += [f"  survived: {incident.message}" for incident in report.incidents]
+    lines += [
+        f"  survived: {i.message} ({i.steps_lost} steps done again, {i.seconds_lost:.1f} s lost)"
+        for i in report.incidents
+    ]
+    if report.goodput and report.incidents:
+        lines.append(f"  goodput: {100 * report.goodput.ratio:.0f} % of the time moved it on")
     return "\n".join(lines + describe_exclusions(report.excluded))
 
 

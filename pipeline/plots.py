@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from training.goodput import Stretch
+
 # Placeholder colours, and the page's CSS variables that take their place.
 _VARIABLES = {
     "#010101": "--ink",
@@ -92,7 +94,40 @@ def draw_stack(
     return _draw(name, unit, f"{unit}, means: {means}", draw)
 
 
-def _draw(name: str, unit: str, description: str, draw: Callable[[Any], None]) -> str:
+def draw_timeline(name: str, stretches: Sequence[Stretch]) -> str:
+    """What a run did over its seconds, as an SVG element: a row for each kind of stretch, and the
+    steps that were done again apart."""
+    rows = ("starting, ending", "training", "lost", "recovering")
+    colors = dict(zip(rows, (_MUTED, _CURVE, _WARN, _PARTS[3]), strict=True))
+    spans: dict[str, list[tuple[float, float]]] = {row: [] for row in rows}
+    for stretch in stretches:
+        if stretch.kind == "training":
+            lost = stretch.lost_seconds
+            spans["training"].append((stretch.begins, stretch.seconds - lost))
+            spans["lost"] += [(stretch.ends - lost, lost)] if lost else []
+        else:
+            row = "recovering" if stretch.kind == "recovering" else "starting, ending"
+            spans[row].append((stretch.begins, stretch.seconds))
+
+    def draw(axes: Any) -> None:
+        for place, row in enumerate(rows):
+            axes.broken_barh(spans[row], (place - 0.35, 0.7), facecolor=colors[row])
+        axes.set_ylim(len(rows) - 0.5, -0.5)
+        axes.set_yticks(range(len(rows)), rows)
+
+    sums = ", ".join(f"{row} {sum(s for _, s in spans[row]):.1f} s" for row in rows)
+    return _draw(name, "", sums, draw, x="seconds", is_named=True)
+
+
+def _draw(
+    name: str,
+    unit: str,
+    description: str,
+    draw: Callable[[Any], None],
+    x: str = "step",
+    is_named: bool = False,
+) -> str:
+    """is_named: y has names and not numbers."""
     import matplotlib.style
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, MaxNLocator
@@ -102,12 +137,13 @@ def _draw(name: str, unit: str, description: str, draw: Callable[[Any], None]) -
         figure = Figure(figsize=(4.6, 2.7), layout="constrained")
         axes = figure.add_subplot()
         draw(axes)
-        axes.set_xlabel("step")
+        axes.set_xlabel(x)
         axes.set_ylabel(unit)
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-        axes.yaxis.set_major_locator(MaxNLocator(5))
+        if not is_named:
+            axes.yaxis.set_major_locator(MaxNLocator(5))
         # Plain text: matplotlib's own numbers are set glyph by glyph, in its own font.
-        for axis in (axes.xaxis, axes.yaxis):
+        for axis in (axes.xaxis,) if is_named else (axes.xaxis, axes.yaxis):
             axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.6g}"))
         axes.set_axisbelow(True)
         axes.tick_params(length=0)

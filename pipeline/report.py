@@ -22,12 +22,13 @@ from pipeline.config import Config
 from pipeline.errors import WorkspaceError
 from pipeline.findings import Findings, LoggedStep, list_regions, read_findings
 from pipeline.lineage import digest_config
-from pipeline.plots import describe_curve, draw_curve, draw_stack
+from pipeline.plots import describe_curve, draw_curve, draw_stack, draw_timeline
 from pipeline.speed import PHASES, compare_ranks, find_slowest
 from pipeline.stages import STAGES
 from pipeline.versioning import read_revision
 from pipeline.whereabouts import list_contents, place_rows, use_rules
 from training.evaluate import Metrics, Score
+from training.goodput import Goodput, Stretch
 
 _TEMPLATES = Path(__file__).with_name("templates")
 
@@ -239,7 +240,27 @@ def draw_plots(findings: Findings) -> tuple[Plot, ...]:
         )
         for name, title, unit, values, note in curves
     )
-    return (*plots, _draw_split(lines)) if all(line.has_split for line in lines) else plots
+    if all(line.has_split for line in lines):
+        plots = (*plots, _draw_split(lines))
+    training = findings.training
+    if training and training.stretches and training.goodput:
+        plots = (*plots, _draw_time(training.stretches, training.goodput))
+    return plots
+
+
+def _draw_time(stretches: Sequence[Stretch], goodput: Goodput) -> Plot:
+    parts = goodput.model_dump()
+    named = ", ".join(
+        f"{name.removesuffix('_seconds').replace('_', ' ')} {seconds:.1f} s"
+        for name, seconds in parts.items()
+        if seconds >= 0.05
+    )
+    return Plot(
+        title="Where the time went",
+        svg=Markup(draw_timeline("timeline", stretches)),
+        caption=f"Of {goodput.total_seconds:.1f} s, {100 * goodput.ratio:.0f} % moved the training "
+        f"on: {named}.",
+    )
 
 
 def _draw_split(lines: Sequence[LoggedStep]) -> Plot:

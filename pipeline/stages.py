@@ -45,6 +45,7 @@ from pipeline.versioning import check_repository
 from storage.access_log import AccessEntry
 from training.account import Account
 from training.evaluate import Metrics
+from training.goodput import Goodput, Stretch, describe_goodput, measure_goodput
 from training.incidents import Incident, Notice
 from training.plans import check_plans
 from training.registry import ModelVersion
@@ -89,6 +90,9 @@ class TrainReport(BaseModel, frozen=True, extra="forbid"):
     incidents: tuple[Incident, ...]
     notices: tuple[Notice, ...] = ()
     """What else is worth knowing: slow ranks, worlds of another size."""
+    stretches: tuple[Stretch, ...] = ()
+    """Where the time went, from the first call of this run to its end."""
+    goodput: Goodput | None = None
 
 
 def ingest(config: Config) -> RawInput:
@@ -229,9 +233,14 @@ def train(config: Config) -> TrainReport:
                 _report_step(line, config.train.steps)
                 logger.log(line)
 
-            account = Account(lambda event: report_event("train", event.message))
-            run_workers(spec, follow, account)
-        lines = [json.loads(x) for x in (run.directory / STEPS_FILE).read_text().splitlines()]
+            account = Account(lambda event: report_event("train", event.message), run.directory)
+            try:
+                run_workers(spec, follow, account)
+            finally:
+                account.end()
+            lines = [json.loads(x) for x in (run.directory / STEPS_FILE).read_text().splitlines()]
+            goodput = measure_goodput(account.stretches, lines)
+            logger.log({"step": config.train.steps, **describe_goodput(goodput)})
         result = TrainReport(
             fingerprint=run.fingerprint,
             mlflow_run_id=run.mlflow_run_id,
@@ -247,6 +256,8 @@ def train(config: Config) -> TrainReport:
             resumed=run.resumed,
             incidents=account.incidents,
             notices=account.notices,
+            stretches=account.stretches,
+            goodput=goodput,
         )
         with workspace.replace_directory(workspace.TRAINED) as fresh:
             shutil.copy(run.directory / WEIGHTS_FILE, fresh)

@@ -16,12 +16,13 @@ from prefect.artifacts import (
 from pydantic import BaseModel
 
 from data.manifest import Manifest, read_manifest
-from pipeline.plots import draw_curve
+from pipeline.plots import draw_curve, draw_timeline
 from pipeline.progress import Progress
 from pipeline.results import read_steps
 from pipeline.stages import Placement, RawInput, TrainReport
 from pipeline.workspace import MANIFEST
 from training.evaluate import Metrics
+from training.goodput import Goodput
 from training.registry import ModelVersion
 
 Rows = list[dict[str, Any]]
@@ -30,7 +31,7 @@ Scores = Mapping[str, Mapping[str, float]]
 _SVG = "http://www.w3.org/2000/svg"
 _STYLE = (
     "background:#fff;font-family:sans-serif;"
-    "--ink:#222;--muted:#555;--line:#ccc;--curve:#1667b7;--warn:#b45309"
+    "--ink:#222;--muted:#555;--line:#ccc;--curve:#1667b7;--warn:#b45309;--part-4:#7c3aed"
 )
 
 
@@ -137,15 +138,12 @@ def _placement_rows(placement: Placement, manifest: Manifest) -> Rows:
 def _publish_training(report: TrainReport, tracking_uri: str) -> None:
     lines = read_steps()
     steps = [int(line["step"]) for line in lines]
-    drawing = draw_curve("loss", steps, [line["loss"] for line in lines], "loss")
-    # As an image it has no page to take colours and font from.
-    standalone = drawing.replace("<svg ", f'<svg xmlns="{_SVG}" style="{_STYLE}" ', 1)
-    curve = base64.b64encode(standalone.encode()).decode()
+    curve = _as_image(draw_curve("loss", steps, [line["loss"] for line in lines], "loss"))
     excluded = [
         f"| {e.jurisdiction} | {e.num_records} | {e.reason} |" for e in report.excluded
     ] or ["| none | 0 | |"]
     create_markdown_artifact(
-        f"![loss](data:image/svg+xml;base64,{curve})\n\n"
+        f"![loss]({curve})\n\n"
         f"{report.steps} steps on {report.world_size} workers, final loss "
         f"{report.final_loss:.4f}, {report.samples_per_second:.0f} samples/s, "
         f"{sum(report.num_records.values())} records read.\n\n"
@@ -153,7 +151,34 @@ def _publish_training(report: TrainReport, tracking_uri: str) -> None:
         key="training",
         description="Loss curve and what was not read",
     )
+    if report.goodput:
+        _publish_goodput(report, report.goodput)
     _link(tracking_uri, f"runs/{report.mlflow_run_id}", "The run in MLflow", "mlflow-run")
+
+
+def _publish_goodput(report: TrainReport, goodput: Goodput) -> None:
+    timeline = _as_image(draw_timeline("timeline", report.stretches))
+    seconds = [f"| {name} | {value:.1f} |" for name, value in goodput.model_dump().items()]
+    incidents = [
+        f"| {i.cause} | {'' if i.rank is None else i.rank} | {'' if i.node is None else i.node} "
+        f"| {i.last_step} | {i.steps_lost} | {i.seconds_lost:.1f} | {i.message} |"
+        for i in report.incidents
+    ] or ["| none | | | | | | |"]
+    create_markdown_artifact(
+        f"![what the run did over its seconds]({timeline})\n\n"
+        f"{100 * goodput.ratio:.0f} % of {goodput.total_seconds:.1f} s moved the training on.\n\n"
+        "| what | seconds |\n|---|---|\n" + "\n".join(seconds) + "\n\n"
+        "| incident | rank | node | step | steps lost | seconds lost | what |\n"
+        "|---|---|---|---|---|---|---|\n" + "\n".join(incidents),
+        key="goodput",
+        description="Where the time of the training went, and what went wrong",
+    )
+
+
+def _as_image(drawing: str) -> str:
+    """A data URL: as an image it has no page to take colours and font from."""
+    standalone = drawing.replace("<svg ", f'<svg xmlns="{_SVG}" style="{_STYLE}" ', 1)
+    return f"data:image/svg+xml;base64,{base64.b64encode(standalone.encode()).decode()}"
 
 
 def _metric_rows(metrics: Metrics) -> Rows:

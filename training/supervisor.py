@@ -259,16 +259,16 @@ class _Supervision:
             raise WorkersFailed(f"{incident.message}. {logs}", detail=detail)
         stuck = self._account.is_stuck
         self._account.add(incident)
-        incidents = self._account.incidents
-        if len(incidents) > self._spec.max_restarts:
-            listed = "".join(f"\n  {i.cause}: {i.message}" for i in incidents)
+        num_restarts = self._account.num_restarts
+        if num_restarts > self._spec.max_restarts:
+            listed = "".join(f"\n  {i.cause}: {i.message}" for i in self._account.incidents)
             raise WorkersFailed(
-                f"the workers were ended {len(incidents)} times, more than "
+                f"the workers were ended {num_restarts} times, more than "
                 f"train.max_restarts {self._spec.max_restarts} allows; {self._spec.after_kill}. "
                 f"{logs}. In order:{listed}"
             )
         if stuck:
-            time.sleep(min(recovery.longest_backoff_seconds, 2.0 ** len(incidents)))
+            time.sleep(min(recovery.longest_backoff_seconds, 2.0**num_restarts))
 
 
 def _environment(spec: WorkerSpec) -> dict[str, str]:

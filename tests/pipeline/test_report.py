@@ -25,6 +25,7 @@ from pipeline.lineage import digest_config, digest_training
 from pipeline.report import compare, format_metric, format_size, render_report, write_report
 from pipeline.stages import STAGES, TrainReport
 from training.evaluate import Metrics, Score
+from training.goodput import Stretch, measure_goodput
 from training.incidents import Incident
 from training.registry import ModelVersion
 
@@ -339,11 +340,34 @@ def test_lineage(page: str, config: Config) -> None:
 
 def test_incidents_and_a_resumed_run(whole: Path, config: Config) -> None:
     incident = Incident(
-        cause="killed", rank=1, message=f"rank 1 {HTML}", last_step=130, seconds=12.34
+        cause="killed",
+        rank=1,
+        node=0,
+        message=f"rank 1 {HTML}",
+        last_step=130,
+        steps_lost=30,
+        seconds=12.34,
+        seconds_lost=4.56,
     )
-    write_training(whole, config, make_manifest(), incidents=(incident,), resumed=True)
+    stretches = (
+        Stretch(kind="starting", begins=0.0, ends=2.0),
+        Stretch(kind="training", begins=2.0, ends=15.0, first_step=1, last_step=130, lost_steps=30),
+        Stretch(kind="recovering", begins=15.0, ends=19.6),
+    )
+    goodput = measure_goodput(stretches, [])
+    write_training(
+        whole,
+        config,
+        make_manifest(),
+        incidents=(incident,),
+        resumed=True,
+        stretches=stretches,
+        goodput=goodput,
+    )
     page = render_report(config, whole, NOW)
-    assert row_of(page, "killed") == ["killed", "1", "130", "12.3", f"rank 1 {HTML}"]
+    assert row_of(page, "killed") == ["killed", "1", "0", "130", "30", "4.6", f"rank 1 {HTML}"]
+    assert "Of 19.6 s, 51 % moved the training on: training 10.0 s" in page
+    assert "starting, ending 2.0 s, training 10.0 s, lost 3.0 s, recovering 4.6 s" in page
     assert "went on from a checkpoint" in page
     assert page.count("stroke: var(--warn)") == 3  # one dashed line in each curve
 

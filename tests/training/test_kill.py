@@ -96,6 +96,27 @@ def test_killed_and_terminated_and_called_again(
     assert disturbed.read("artifacts/train/loss.csv") == undisturbed.read(
         "artifacts/train/loss.csv"
     )
+    # The call that was killed is in the account of the one that came to the end; the one that was
+    # ended in order lost nothing but the time to start again.
+    report = disturbed.read_json("artifacts/train/report.json")
+    [incident] = report["incidents"]
+    assert "the process that trains was ended in step" in incident["message"]
+    assert 0 < incident["steps_lost"] < 200
+    stretches = report["stretches"]
+    assert [s["kind"] for s in stretches if s["kind"] != "ending"] == [
+        *("starting", "training", "recovering", "training", "starting", "training")
+    ]
+    assert [s["begins"] for s in stretches[1:]] == [s["ends"] for s in stretches[:-1]]
+    goodput = report["goodput"]
+    assert sum(goodput.values()) == pytest.approx(stretches[-1]["ends"])
+    assert goodput["lost_seconds"] > 0 < goodput["recovery_seconds"]
+    code = (
+        "from training.tracking import open_client;"
+        "client = open_client('sqlite:///.convoy/mlflow.db');"
+        f"print(client.get_run('{report['mlflow_run_id']}').data.metrics['goodput'])"
+    )
+    logged = float(disturbed.python(code).splitlines()[-1])
+    assert logged == pytest.approx(goodput["training_seconds"] / sum(goodput.values()))
 
 
 def test_a_killed_worker_is_started_again_in_the_same_call(
