@@ -112,6 +112,7 @@ def _summarize_training(report: TrainReport) -> str:
     ]
     if report.goodput and report.incidents:
         lines.append(f"  goodput: {100 * report.goodput.ratio:.0f} % of the time moved it on")
+    lines += [f"  noted: {notice.message}" for notice in report.notices]
     return "\n".join(lines + describe_exclusions(report.excluded))
 
 

@@ -19,7 +19,7 @@ from training.rendezvous import Meeting
 from training.simulation import Simulation
 from training.spec import SPEC_FILE, TrainSpec, WorkerSpec, read_fencing_token
 from training.step_follower import OnStep, StepFollower
-from training.stragglers import StragglerWatch
+from training.stragglers import Straggler, StragglerWatch
 from training.world import World, explain_end, log_directory
 
 _POLL_SECONDS = 0.1
@@ -185,14 +185,7 @@ class _Supervision:
             self._steps.poll()
             beats = read_beats(self._spec.run_directory)
             self._note_progress(beats)
-            for late in stragglers.look(beats, world.spec.num_workers):
-                node = world.find_node(late.rank)
-                self._account.tell(
-                    "straggler",
-                    f"rank {late.rank} on node {node} {late.why}",
-                    rank=late.rank,
-                    node=node,
-                )
+            self._name_stragglers(world, stragglers.look(beats, world.spec.num_workers))
             self._end_silent(world, ends, hang is not None)
             if any(end is None or not end.finished for end in ends.values()):
                 failed_at = failed_at or time.monotonic()
@@ -211,6 +204,12 @@ class _Supervision:
         if all(end and end.finished for end in ends.values()):
             return None
         return explain_end(world, ends, hang, self._silenced)
+
+    def _name_stragglers(self, world: World, found: Sequence[Straggler]) -> None:
+        for late in found:
+            node = world.find_node(late.rank)
+            message = f"rank {late.rank} on node {node} {late.why}"
+            self._account.tell("straggler", message, rank=late.rank, node=node)
 
     def _end_silent(
         self, world: World, ends: Mapping[int, WorldEnd | None], is_hanging: bool
