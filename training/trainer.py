@@ -6,9 +6,11 @@ from itertools import islice
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.checkpoint.stateful import Stateful
 
+from data.sealed_shards import SealedShards
+from data.shard import Shard
 from training.checkpoint import Checkpoint, Checkpointer
 from training.checkpoint_history import StepHistory
 from training.checkpoint_random import follow_torch
@@ -31,7 +33,7 @@ from training.optimization import (
     take_step,
 )
 from training.pace import open_loader, pace
-from training.parallel import build_mesh, choose_device, parallelize
+from training.parallel import ParallelModel, build_mesh, choose_device, parallelize
 from training.plans import rehearse_stages
 from training.profiling import StepProfiler
 from training.regroup import MakingWay
@@ -50,10 +52,24 @@ def train(spec: TrainSpec, workload: Workload, on_step: OnStep) -> None:
     Writes steps, checkpoints and at last the weights into `spec.run_directory`. `on_step` is
     called on rank 0 with each logged step.
     """
-    config = spec.config
     device = choose_device()
-    mesh = build_mesh(config.dims, device)
     sealed, shards = spec.open_shards()
+    model = _build_model(spec, workload, sealed, shards, device)
+    _Training(spec, workload, model, sealed, shards, device, on_step).run()
+    dist.barrier()
+
+
+def _build_model(
+    spec: TrainSpec,
+    workload: Workload,
+    sealed: SealedShards,
+    shards: Sequence[Shard],
+    device: torch.device,
+) -> ParallelModel:
+    """The model spread over the ranks. Before that, what the workload gets wrong is found on two
+    records, and too little memory; copies start equal and draw their own numbers from then on."""
+    config = spec.config
+    mesh = build_mesh(config.dims, device)
     torch.manual_seed(config.seed)
     whole = workload.model(config.model)
     sample_bytes = 0
@@ -66,75 +82,114 @@ def train(spec: TrainSpec, workload: Workload, on_step: OnStep) -> None:
     _check_memory(model.parts, config, sample_bytes, device)
     model.seed_after_start(config.seed)
     follow_torch()
-    optimizers = build_optimizers(model.parts, config.optimizer)
-    checkpoints = Checkpointer(spec, sealed, model.seed_after_start)
-    synchronizer = build_synchronizer(config, model, optimizers)
-    extras: dict[str, Stateful] = {"synchronize": synchronizer}
-    if dist.get_rank() == 0:
-        extras["steps"] = StepHistory(spec.run_directory / STEPS_FILE)
-    resumed = checkpoints.load(model.parts, optimizers, extras)
-    progress = resumed or Checkpoint(step=0, cursor=0)
-    making_way = MakingWay(spec, checkpoints.share)
-    heartbeat = Heartbeat(spec.run_directory, dist.get_rank())
-    timer = StepTimer(on_phase=heartbeat.enter)
-    num_batches = config.dims.num_replicas * model.batches_per_step
-    log = StepLog(spec.run_directory, progress.step, timer, on_step, device, num_batches)
-    grad_norm = 0.0
+    return model
 
-    def meet(first: int, last: int) -> bool:
+
+class _Training:
+    """One rank's: what it trains, what it keeps, and how far it is."""
+
+    def __init__(
+        self,
+        spec: TrainSpec,
+        workload: Workload,
+        model: ParallelModel,
+        sealed: SealedShards,
+        shards: Sequence[Shard],
+        device: torch.device,
+        on_step: OnStep,
+    ) -> None:
+        config, directory = spec.config, spec.run_directory
+        self._spec = spec
+        self._config = config
+        self._workload = workload
+        self._model = model
+        self._device = device
+        self._optimizers = build_optimizers(model.parts, config.optimizer)
+        self._checkpoints = Checkpointer(spec, sealed, model.seed_after_start)
+        self._synchronizer = build_synchronizer(config, model, self._optimizers)
+        self._extras: dict[str, Stateful] = {"synchronize": self._synchronizer}
+        if dist.get_rank() == 0:
+            self._extras["steps"] = StepHistory(directory / STEPS_FILE)
+        self._resumed_step = self._restore() or 0
+        self._making_way = MakingWay(spec, self._checkpoints.share)
+        self._heartbeat = Heartbeat(directory, dist.get_rank())
+        self._timer = StepTimer(on_phase=self._heartbeat.enter)
+        num_batches = config.dims.num_replicas * model.batches_per_step
+        self._log = StepLog(
+            directory, self._resumed_step, self._timer, on_step, device, num_batches
+        )
+        self._loader = open_loader(config, sealed, shards, workload, model)
+        self._guard = NonfiniteGuard(config, directory, self._loader.order, shards, self._roll_back)
+        self._grad_norm = 0.0
+
+    def run(self) -> None:
+        """All steps that are left, and the weights; or a commit and the word that it made way."""
+        config, model, synchronizer = self._config, self._model, self._synchronizer
+        steps = pace(
+            config, self._loader, model, synchronizer, self._resumed_step, self._timer, self._meet
+        )
+        is_checked = False
+        with (
+            self._checkpoints,
+            closing(self._log),
+            closing(steps),
+            StepProfiler(self._spec.run_directory, config.profile) as profiler,
+        ):
+            for step, batches in steps:
+                self._heartbeat.begin_step(step)
+                for inputs, target in batches:
+                    loss = model.forward_backward(
+                        inputs.to(self._device), target.to(self._device), self._timer
+                    )
+                if not is_checked:
+                    model.check_unsplit()
+                    is_checked = True
+                with self._timer.phase("optimizer"):
+                    self._update(step, loss, target)
+                with self._timer.phase("communication"):
+                    synchronizer.after_step(step)
+                profiler.step()
+            synchronizer.finish()
+        self._heartbeat.end()
+        if not self._making_way.is_due:
+            weights = self._spec.run_directory / WEIGHTS_FILE
+            save_weights(model, self._workload, config, weights)
+        elif dist.get_rank() == 0:
+            self._making_way.confirm()
+
+    def _update(self, step: int, loss: Tensor, target: Tensor) -> None:
+        """Change the parameters by their gradients, unless these are no numbers."""
+        optimizer, model = self._config.optimizer, self._model
+        self._grad_norm = clip(model.parts, optimizer.grad_clip, model.stages)
+        if self._guard.allows(step, loss, self._grad_norm):
+            take_step(self._optimizers, learning_rate(optimizer, step, self._config.steps))
+            self._log.add(loss, target)
+        else:
+            forget_gradients(self._optimizers)
+
+    def _meet(self, first: int, last: int) -> bool:
         """After these steps, which all ranks have behind them: log them, keep them; whether to go
         on."""
-        every = config.log_every_steps
+        config, every = self._config, self._config.log_every_steps
         if last // every > (first - 1) // every or last == config.steps:
             rate = learning_rate(config.optimizer, last, config.steps)
-            log.write(last, rate, grad_norm, config.samples_at_once, synchronizer.describe())
-        due = [checkpoints.due(step) for step in range(first, last + 1)]
-        if making_way.due(last) or any(due):
-            with timer.phase("checkpoint"), synchronizer.consolidated():
-                reached = Checkpoint(last, last * config.global_batch, log.last_loss)
-                checkpoints.save(reached, model.parts, optimizers, extras)
-        return not making_way.is_due
+            more = self._synchronizer.describe()
+            self._log.write(last, rate, self._grad_norm, config.samples_at_once, more)
+        due = [self._checkpoints.due(step) for step in range(first, last + 1)]
+        if self._making_way.due(last) or any(due):
+            with self._timer.phase("checkpoint"), self._synchronizer.consolidated():
+                reached = Checkpoint(last, last * config.global_batch, self._log.last_loss)
+                self._checkpoints.save(reached, self._model.parts, self._optimizers, self._extras)
+        return not self._making_way.is_due
 
-    def roll_back() -> int | None:
-        forget_gradients(optimizers)
-        restored = checkpoints.load(model.parts, optimizers, extras)
+    def _roll_back(self) -> int | None:
+        forget_gradients(self._optimizers)
+        return self._restore()
+
+    def _restore(self) -> int | None:
+        """Take the newest checkpoint's state; its step, None when there is none."""
+        restored = self._checkpoints.load(self._model.parts, self._optimizers, self._extras)
         return restored.step if restored else None
-
-    loader = open_loader(config, sealed, shards, workload, model)
-    guard = NonfiniteGuard(config, spec.run_directory, loader.order, shards, roll_back)
-    steps = pace(config, loader, model, synchronizer, progress.step, timer, meet)
-    is_checked = False
-    with (
-        checkpoints,
-        closing(log),
-        closing(steps),
-        StepProfiler(spec.run_directory, config.profile) as profiler,
-    ):
-        for step, batches in steps:
-            heartbeat.begin_step(step)
-            for inputs, target in batches:
-                loss = model.forward_backward(inputs.to(device), target.to(device), timer)
-            if not is_checked:
-                model.check_unsplit()
-                is_checked = True
-            with timer.phase("optimizer"):
-                grad_norm = clip(model.parts, config.optimizer.grad_clip, model.stages)
-                if guard.allows(step, loss, grad_norm):
-                    take_step(optimizers, learning_rate(config.optimizer, step, config.steps))
-                    log.add(loss, target)
-                else:
-                    forget_gradients(optimizers)
-            with timer.phase("communication"):
-                synchronizer.after_step(step)
-            profiler.step()
-        synchronizer.finish()
-    heartbeat.end()
-    if making_way.is_due:
-        if dist.get_rank() == 0:
-            making_way.confirm()
-    else:
-        save_weights(model, workload, config, spec.run_directory / WEIGHTS_FILE)
-    dist.barrier()
 
 
 def _check_memory(
