@@ -26,13 +26,12 @@ from storage.region import Claims, Region
 from training.config import (
     CheckpointConfig,
     EvaluateConfig,
-    NetworkConfig,
     OptimizerConfig,
     ParallelDims,
-    RecoveryConfig,
     RegisterConfig,
     TrainConfig,
 )
+from training.recovery_config import NetworkConfig, RecoveryConfig
 from training.tracking import is_on_this_machine
 
 PARAMS_FILE = "params.yaml"

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from training.config import RecoveryConfig
 from training.network import Network
 from training.node import WorldEnd, WorldOrder
 from training.process import PARENT_VARIABLE
+from training.recovery_config import RecoveryConfig
 
 RUN_VARIABLE = "CONVOY_RUN"
 """Environment variable with the run's directory: every process of a run is found by it."""

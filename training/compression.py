@@ -13,7 +13,8 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from training.config import SynchronizeConfig, TrainConfig
+from training.config import TrainConfig
+from training.synchronize_config import SynchronizeConfig
 
 _OWN_ARRAYS = ("error_dict", "p_memory_dict", "q_memory_dict")
 

@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from training.config import SynchronizeConfig
 from training.errors import TrainingError
 from training.replica import Replica, flatten, scatter
+from training.synchronize_config import SynchronizeConfig
 
 
 @dataclass

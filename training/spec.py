@@ -14,7 +14,8 @@ from data.shard import Shard, Split
 from storage.access_log import AccessLog
 from storage.log_checkpoint import AuditConfig
 from storage.region import Region
-from training.config import NetworkConfig, RecoveryConfig, TrainConfig
+from training.config import TrainConfig
+from training.recovery_config import NetworkConfig, RecoveryConfig
 
 SPEC_FILE = "spec.json"
 STEPS_FILE = "steps.jsonl"

@@ -182,8 +182,8 @@ def test_changes_keep_comments_order_and_quotes(tmp_path: Path) -> None:
     [
         ("train.steps", "many", "train.steps: Input should be a valid integer"),
         ("train.stps", 5, "train.stps: unknown key; did you mean 'steps'?"),
-        ("train.steps.more", 5, "more is below a value"),
-        ("residency.rules.name", "x", "name is below a value"),
+        ("train.steps.more", 5, "what stands above 'more' is a list or a value"),
+        ("residency.rules.name", "x", "what stands above 'name' is a list or a value"),
         ("nothing", 1, "nothing: unknown key"),
         ("train.global_batch", 33, "must be a multiple"),
     ],
