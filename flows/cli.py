@@ -58,6 +58,11 @@ def build_parser() -> argparse.ArgumentParser:
 
     commands.add_parser("serve", help="serve the deployment alone: schedule and UI form")
 
+    reconcile = commands.add_parser(
+        "reconcile", help="tell MLflow what it missed; mark dead runs in Prefect, to go on"
+    )
+    reconcile.add_argument("--json", action="store_true", help="print what was done as JSON")
+
     status = commands.add_parser("status", help="the last runs, the champion, what is stale")
     status.add_argument("--json", action="store_true", help="print it as JSON")
 

@@ -29,6 +29,9 @@ DEFAULTS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_CLI_PROMPT": "false",
     "PREFECT_RUNNER_POLL_FREQUENCY": "2",  # seconds until a click in the UI starts a run
+    "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
+    # Doubling waits, four minutes in all: for so long a call waits for a server that is away.
+    "PREFECT_CLIENT_MAX_RETRIES": "7",
     # Looking for them reads the metadata of every installed package, in every process.
     "PYDANTIC_DISABLE_PLUGINS": "__all__",
     "DO_NOT_TRACK": "1",

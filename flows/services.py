@@ -6,8 +6,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from flows.environment import is_healthy
@@ -17,15 +17,20 @@ from pipeline.errors import PipelineError
 _START_SECONDS = 180.0
 _POLL_SECONDS = 0.1
 _LOG_LINES = 8
+_MAX_DEATHS, _DEATHS_SECONDS = 5, 600.0
+"""A server that ends more often in this time is not started again."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Service:
     """A running server, under its guard."""
 
     name: str
+    start: Callable[[str], subprocess.Popen[bytes]]
+    """Starts it, its log opened in this mode."""
     process: subprocess.Popen[bytes]
     log: Path
+    deaths: list[float] = field(default_factory=list)
 
 
 def free_port(preferred: int) -> int:
@@ -50,22 +55,42 @@ def running(
     It ends as well when this process is killed. Its log is that of this start alone.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "flows.guard", str(os.getpid()), *arguments],
-            # A `data` folder or `tasks.py` of the workspace must not hide the packages.
-            env={**os.environ, **environment, "PYTHONSAFEPATH": "1"},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            # Ctrl-C on the terminal is for this process, which ends its servers in order.
-            process_group=0,
-        )
+
+    def start(mode: str) -> subprocess.Popen[bytes]:
+        with log.open(mode) as output:
+            return subprocess.Popen(
+                [sys.executable, "-m", "flows.guard", str(os.getpid()), *arguments],
+                # A `data` folder or `tasks.py` of the workspace must not hide the packages.
+                env={**os.environ, **environment, "PYTHONSAFEPATH": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                # Ctrl-C on the terminal is for this process, which ends its servers in order.
+                process_group=0,
+            )
+
+    service = Service(name, start, start("wb"), log)
     try:
-        yield Service(name, process, log)
+        yield service
     finally:
-        process.terminate()
-        process.wait(GRACE_SECONDS + REST_SECONDS + 5)
+        service.process.terminate()
+        service.process.wait(GRACE_SECONDS + REST_SECONDS + 5)
+
+
+def keep_alive(service: Service) -> str:
+    """Start a server again that ended by itself or was killed; gives words for that, else none.
+
+    Raises PipelineError when it ended too often of late.
+    """
+    if service.process.poll() is None:
+        return ""
+    now = time.monotonic()
+    service.deaths = [*(t for t in service.deaths if now - t < _DEATHS_SECONDS), now]
+    if len(service.deaths) > _MAX_DEATHS:
+        check_alive(service)
+    status = service.process.returncode
+    service.process = service.start("ab")
+    return f"{service.name} ended with status {status} and is started again"
 
 
 def await_healthy(service: Service, url: str) -> None:

@@ -7,24 +7,35 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
+from uuid import UUID
 
-from prefect import flow, get_run_logger
+from prefect import State, flow, get_run_logger
 from prefect.context import FlowRunContext
 from prefect.runtime import flow_run
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
+from flows.lives import ForcedStages, begin_life, heed_cancelling
 from pipeline.config import Config
+from pipeline.dvc_locks import restore_lock_file
 from pipeline.lineage import FLOW_RUN_VARIABLE
 from pipeline.params import set_params
 from pipeline.progress import Progress, current_listener, listening, report
 from pipeline.versioning import Snapshot, commit_stage, find_stale
 from pipeline.workspace import lock_workspace
-from tasks.artifacts import ProgressArtifact, publish, publish_stages
+from tasks.publisher import Publisher
 from tasks.snapshot import snapshot
 from tasks.stages import TASKS, check
 from training.process import die_with_parent
 
 _PROGRESS_SECONDS = 5.0
+_PARAMS = {
+    "steps": "train.steps",
+    "global_batch": "train.global_batch",
+    "learning_rate": "train.optimizer.lr",
+    "seed": "train.seed",
+    "on_restricted": "residency.on_restricted",
+}
+"""What the flow's parameters are in params.yaml."""
 
 
 @flow(name="train", persist_result=False)
@@ -36,7 +47,8 @@ def train(
     seed: NonNegativeInt | None = None,
     on_restricted: Literal["fail", "exclude"] | None = None,
     force: bool = False,
-) -> Snapshot:
+    continues: UUID | None = None,
+) -> Snapshot | State[Any]:
     """From raw input to a registered model; stages that DVC finds up to date are not redone.
 
     A value given here is written into params.yaml, which stays the truth of the run; None leaves
@@ -51,33 +63,46 @@ def train(
         on_restricted: Shards that the training site may not read: fail, or exclude them and report
             it. None: residency.on_restricted.
         force: Run every stage, up to date or not.
+        continues: A flow run that crashed, to go on with it as it was asked for. Filled in by the
+            automation that submits crashed runs again.
     """
     if _is_deployed():
         # A runner that is killed cannot end its runs.
         die_with_parent(signal.SIGTERM, os.getppid())
+    else:
+        heed_cancelling()
     root = Path(workspace).resolve()
-    changes = {
-        "train.steps": steps,
-        "train.global_batch": global_batch,
-        "train.optimizer.lr": learning_rate,
-        "train.seed": seed,
-        "residency.on_restricted": on_restricted,
-    }
-    given = {name: value for name, value in changes.items() if value is not None}
+    run = begin_life(root, continues)
+    if isinstance(run, State):
+        return run
+    asked = {
+        "steps": steps,
+        "global_batch": global_batch,
+        "learning_rate": learning_rate,
+        "seed": seed,
+        "on_restricted": on_restricted,
+        "force": force,
+    } | run.asked
+    given = {_PARAMS[k]: v for k, v in asked.items() if k in _PARAMS and v is not None}
     with _inside(root), lock_workspace(root, f"flow run {flow_run.get_name()}"):
+        restore_lock_file(root)
         config = set_params(Path("params.yaml"), given) if given else Config.load()
         check.with_options(retries=config.schedule.retries)(config, root)
-        with listening(_Watcher()):
-            ran = _run_stages(config, root, force)
+        forced = ForcedStages(root, run.id) if asked["force"] else None
+        with Publisher(get_run_logger()) as publisher, listening(_Watcher(publisher)):
+            ran = _run_stages(config, root, forced, publisher)
         return snapshot(root, ran)
 
 
-def _run_stages(config: Config, root: Path, force: bool) -> tuple[str, ...]:
+def _run_stages(
+    config: Config, root: Path, forced: ForcedStages | None, publisher: Publisher
+) -> tuple[str, ...]:
     rows: list[dict[str, Any]] = []
     ran: list[str] = []
     try:
         for name, stage in TASKS.items():
-            reasons = ["forced"] if force else find_stale(root, name)
+            is_due = forced is not None and name not in forced.done
+            reasons = ["forced"] if is_due else find_stale(root, name)
             if not reasons:
                 report(name, 0, 0, "", "up to date")
                 rows.append({"stage": name, "ran": "up to date", "seconds": 0.0, "because": ""})
@@ -87,13 +112,15 @@ def _run_stages(config: Config, root: Path, force: bool) -> tuple[str, ...]:
             started = time.monotonic()
             result = stage.with_options(retries=config.schedule.retries)(config)
             commit_stage(root, name)
-            publish(result, config.tracking_uri)
+            if forced is not None:
+                forced.add(name)
+            publisher.publish(result, config.tracking_uri)
             seconds = round(time.monotonic() - started, 1)
             report(name, 0, 0, "", f"done in {seconds} s")
             rows.append({"stage": name, "ran": "yes", "seconds": seconds, "because": because})
             ran.append(name)
     finally:
-        publish_stages(rows)
+        publisher.publish_stages(rows)
     return tuple(ran)
 
 
@@ -119,9 +146,9 @@ def _inside(root: Path) -> Iterator[None]:
 class _Watcher:
     """Progress to the UI, as bar and as log line, and to whoever listens outside of the flow."""
 
-    def __init__(self) -> None:
+    def __init__(self, publisher: Publisher) -> None:
         self._outer = current_listener()
-        self._artifact = ProgressArtifact()
+        self._publisher = publisher
         self._logger = get_run_logger()
         self._stage = ""
         self._shown = 0.0
@@ -137,5 +164,5 @@ class _Watcher:
         if soon and progress.done != progress.total:
             return
         self._stage, self._shown = progress.stage, now
-        self._artifact.show(progress)
+        self._publisher.show(progress)
         self._logger.info("%s", progress)

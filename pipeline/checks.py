@@ -12,6 +12,7 @@ from pipeline import workspace
 from pipeline.borders import log_refusals
 from pipeline.config import Config
 from pipeline.errors import ConfigError
+from pipeline.machine import check_capacity
 from pipeline.versioning import check_repository
 from storage.access_log import AccessLog
 from storage.claims import ClaimCheck, check_claims
@@ -36,6 +37,7 @@ def check_before_run(config: Config, root: Path) -> None:
     check_network(config)
     log_refusals(config, lambda: config.tracking_region)
     check_tracking(config.tracking_uri)
+    check_capacity(config.train.nodes)
     log = AccessLog(root / workspace.ACCESS_LOG, policy_digest=config.residency.digest)
     check_regions(config, log)
 

@@ -70,6 +70,14 @@ class ScheduleConfig(BaseModel, frozen=True, extra="forbid"):
     timezone: str = "UTC"
     retries: NonNegativeInt = 1
     """How often a failed stage is tried again in a flow."""
+    wait_seconds: float = Field(default=600.0, ge=0.0)
+    """How long a run waits for nodes of this machine that other runs have, where
+    CONVOY_MACHINE_NODES says how many there are."""
+    max_resubmissions: NonNegativeInt = 3
+    """How often a run is submitted again whose process, worker or machine died."""
+    silence_seconds: float = Field(default=300.0, ge=45.0)
+    """After which a run whose heartbeats, of every 30 s, stay away is taken for dead. A Prefect
+    server may be away for less without harm."""
 
     @field_validator("cron")
     @classmethod

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import shutil
+import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,12 +21,17 @@ from pipeline.progress import report
 from storage.store import open_store
 from training.checkpoint_files import find_on_disk, remove_stored, store_folder
 from training.checkpoint_identity import explain_difference
-from training.errors import RegistryError
+from training.outbox import Outbox, deliver_left, open_outbox
 from training.spec import SPEC_FILE
-from training.tracking import RunStatus, end_run, start_run
+from training.tracking import await_tracking, end_run, start_run
 
 _RUN_ID = "mlflow_run_id"
+_START = "mlflow_start"
+"""Marks the MLflow run before it is made, so that one that nobody noted is found again."""
 _ENDED = "ended"
+AWAY_SECONDS = 150.0
+"""For so long a stage waits for an MLflow that was there before."""
+FLUSH_SECONDS = 10.0
 _FINISHED, _KILLED = "FINISHED", "KILLED"
 
 
@@ -39,6 +45,8 @@ class Run:
     """All that the fingerprint is of."""
     mlflow_run_id: str
     resumed: bool
+    outbox: Outbox
+    """What MLflow is to be told of it."""
 
 
 @contextlib.contextmanager
@@ -58,16 +66,23 @@ def open_run(
     fingerprint = digest_training(config, manifest, readable)
     directory = root / workspace.RUNS / fingerprint[:16]
     with workspace.explain_disk(directory):
+        outboxes = root / workspace.OUTBOX
+        if any((root / workspace.RUNS).glob(f"*/{_RUN_ID}")):
+            await_tracking(config.tracking_uri, AWAY_SECONDS)
+            deliver_left(outboxes, config.tracking_uri)
         _mark_killed(config, root, directory, identity)
         if _is_finished(directory):
             _forget_stored(config, directory)
             shutil.rmtree(directory)
         (directory / _ENDED).unlink(missing_ok=True)
         _forget_finished(config, root)
-        marker = directory / _RUN_ID
+        marker, mark = directory / _RUN_ID, directory / _START
         resumed = marker.exists()
         run_id = marker.read_text() if resumed else ""
         if not (run_id and end_run(config.tracking_uri, run_id, "RUNNING")):
+            directory.mkdir(parents=True, exist_ok=True)
+            if resumed or not mark.exists():
+                mark.write_text(uuid.uuid4().hex)
             run_id = start_run(
                 config.tracking_uri,
                 config.registration.experiment,
@@ -76,24 +91,31 @@ def open_run(
                 lineage_tags(config, root, manifest, excluded) | {"convoy.run": fingerprint},
                 _flatten(config.train.model_dump(mode="json"), "train"),
                 partial(check_artifact_root, config),
+                mark.read_text(),
             )
-            directory.mkdir(parents=True, exist_ok=True)
             marker.write_text(run_id)
-        run = Run(directory, fingerprint, identity, run_id, resumed)
-        try:
-            yield run
-        except BaseException as error:
-            status: RunStatus = "FAILED" if isinstance(error, Exception) else "KILLED"
-            try:
-                end_run(config.tracking_uri, run_id, status)
-            except RegistryError as second:
-                error.add_note(str(second))  # what ended the training is the error to show
-            raise
-        end_run(config.tracking_uri, run_id, "FINISHED")
+        with open_outbox(outboxes, run_id) as outbox:
+            yield from _follow(
+                Run(directory, fingerprint, identity, run_id, resumed, outbox), config
+            )
         (directory / _ENDED).write_text(_FINISHED)
         # The result now stands in artifacts/train; the store's checkpoints were for going on. Those
         # on disk can be exported until another run begins.
         _forget_stored(config, directory)
+
+
+def _follow(run: Run, config: Config) -> Iterator[Run]:
+    """Give the run, and tell MLflow how that ended: what ended it is the error to show, whatever
+    becomes of the word of it."""
+    try:
+        yield run
+    except BaseException as error:
+        is_error = isinstance(error, Exception)
+        run.outbox.note_end("FAILED" if is_error else "KILLED")
+        run.outbox.deliver_for(config.tracking_uri, FLUSH_SECONDS if is_error else 0.0)
+        raise
+    run.outbox.note_end("FINISHED")
+    run.outbox.deliver_for(config.tracking_uri, FLUSH_SECONDS)
 
 
 def _is_finished(directory: Path) -> bool:

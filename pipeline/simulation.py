@@ -17,6 +17,7 @@ from pipeline.borders import log_refusals
 from pipeline.checks import check_network, check_site, open_workload, read_current_manifest
 from pipeline.config import Config
 from pipeline.errors import PipelineError
+from pipeline.machine import hold_nodes
 from pipeline.params_file import ParamsFile
 from pipeline.progress import report, report_event
 from pipeline.scenario_file import apply_scenario, read_scenario, write_scenario
@@ -84,7 +85,8 @@ def simulate(config: Config, root: Path, path: Path | None) -> Simulated:
     )
     with workspace.explain_disk(directory):
         spec.run_directory.mkdir(mode=0o700, parents=True)
-        with _announced(directory):
+        wait_seconds = config.schedule.wait_seconds
+        with hold_nodes(spec.nodes, wait_seconds, "simulate"), _announced(directory):
             try:
                 return _run(spec, scenario, directory)
             finally:

@@ -37,9 +37,10 @@ from pipeline.checks import (
 from pipeline.config import Config
 from pipeline.errors import PipelineError, WorkspaceError
 from pipeline.lineage import digest_training, lineage_tags
+from pipeline.machine import hold_nodes
 from pipeline.progress import Transfer, describe_seconds, report, report_event
 from pipeline.recording import open_log, recorded
-from pipeline.runs import open_run
+from pipeline.runs import AWAY_SECONDS, FLUSH_SECONDS, open_run
 from pipeline.specs import evaluation_spec, train_spec
 from pipeline.versioning import check_repository
 from storage.access_log import AccessEntry
@@ -47,11 +48,11 @@ from training.account import Account
 from training.evaluate import Metrics
 from training.goodput import Goodput, Stretch, describe_goodput, measure_goodput
 from training.incidents import Incident, Notice
+from training.outbox import MetricLogger, deliver_left, open_outbox
 from training.plans import check_plans
 from training.registry import ModelVersion
 from training.spec import STEPS_FILE, WEIGHTS_FILE, rank_steps_file
 from training.supervisor import run_workers
-from training.tracking import MetricLogger
 from training.workload import Sums
 
 
@@ -221,13 +222,16 @@ def train(config: Config) -> TrainReport:
     log = open_log(config)
     log_exclusions(config, manifest, excluded, log)
     check_placed(receipt, open_region(manifest, config.site, log).store)
-    with open_run(config, root, manifest, readable, excluded) as run:
+    with (
+        hold_nodes(config.train.nodes, config.schedule.wait_seconds, "train"),
+        open_run(config, root, manifest, readable, excluded) as run,
+    ):
         log_made(config, "checkpoint", run.fingerprint, readable, log)
         log_made(config, "metrics", run.mlflow_run_id, readable, log)
         spec = train_spec(config, root, run)
         num_workers = config.train.dims.world_size
         report("train", 0, config.train.steps, "steps", f"starting {num_workers} workers")
-        with MetricLogger(config.tracking_uri, run.mlflow_run_id) as logger:
+        with MetricLogger(run.outbox, config.tracking_uri) as logger:
 
             def follow(line: dict[str, float]) -> None:
                 _report_step(line, config.train.steps)
@@ -235,7 +239,7 @@ def train(config: Config) -> TrainReport:
 
             account = Account(lambda event: report_event("train", event.message), run.directory)
             try:
-                run_workers(spec, follow, account)
+                run_workers(spec, follow, account, after_step=run.outbox.last_step)
             finally:
                 account.end()
             lines = [json.loads(x) for x in (run.directory / STEPS_FILE).read_text().splitlines()]
@@ -294,7 +298,6 @@ def _write_curve(path: Path, lines: list[dict[str, float]]) -> None:
 def evaluate(config: Config) -> Metrics:
     """Score the model and the baselines on the held-out records that the site may read."""
     from training.evaluate import evaluate as score
-    from training.tracking import log_metrics
 
     root = Path.cwd()
     workload = open_workload(config, root)
@@ -333,11 +336,10 @@ def evaluate(config: Config) -> Metrics:
         overall = dict(metrics.overall.model) | dict(metrics.overall.baselines)
         (fresh / "metrics.json").write_text(json.dumps(overall, indent=2) + "\n")
         workspace.write_result(fresh / "evaluation.json", metrics)
-    log_metrics(
-        config.tracking_uri,
-        trained.mlflow_run_id,
-        {f"holdout.{name}": value for name, value in metrics.overall.model.items()},
-    )
+    held_out = {f"holdout.{name}": value for name, value in metrics.overall.model.items()}
+    with open_outbox(root / workspace.OUTBOX, trained.mlflow_run_id) as outbox:
+        outbox.note_metrics(held_out)
+        outbox.deliver_for(config.tracking_uri, FLUSH_SECONDS)
     return metrics
 
 
@@ -355,15 +357,17 @@ def _score_by_workers(config: Config, root: Path, run_id: str, num_workers: int)
     with workspace.explain_disk(spec.run_directory):
         spec.run_directory.mkdir(parents=True)
     _, shards = spec.read_readable("holdout")
-    return score_by_workers(
-        spec, lambda done: report("evaluate", done, len(shards), "shards by workers")
-    )
+    with hold_nodes(spec.nodes, config.schedule.wait_seconds, "evaluate"):
+        return score_by_workers(
+            spec, lambda done: report("evaluate", done, len(shards), "shards by workers")
+        )
 
 
 @recorded
 def register(config: Config) -> ModelVersion:
     """Register the model with its lineage; it becomes the champion only if it is better."""
     from training.registry import register_model
+    from training.tracking import await_tracking
 
     root = Path.cwd()
     manifest = read_current_manifest(config)
@@ -375,6 +379,8 @@ def register(config: Config) -> ModelVersion:
             "run `convoy stage evaluate`"
         )
     excluded = (*trained.excluded, *metrics.excluded)
+    await_tracking(config.tracking_uri, AWAY_SECONDS)
+    deliver_left(root / workspace.OUTBOX, config.tracking_uri)
     name = config.registration.model_name
     log_made(config, "model", name, readable, open_log(config))
     model_version = register_model(

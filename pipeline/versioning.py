@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
+from pipeline.dvc_locks import LOCK_FILE, clear_dead_locks, committing
 from pipeline.errors import VersioningError
 
 if TYPE_CHECKING:
     from dvc.repo import Repo
-
-LOCK_FILE = "dvc.lock"
 
 
 class Revision(BaseModel, frozen=True, extra="forbid"):
@@ -87,7 +86,7 @@ def find_stale(root: Path, stage: str) -> list[str]:
 
 def commit_stage(root: Path, stage: str) -> None:
     """Tell DVC that the stage was run and these are its outputs."""
-    with open_repository(root) as repo:
+    with open_repository(root) as repo, committing(root):
         repo.commit(target=stage, force=True)
 
 
@@ -117,6 +116,7 @@ def open_repository(root: Path) -> Iterator["Repo"]:
     for name in ("dvc.progress", "dvc_data.callbacks"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
+        clear_dead_locks(root)
         with Repo(str(root)) as repo:
             yield repo
     except DvcException as error:
@@ -152,7 +152,12 @@ def _git(root: Path, *arguments: str) -> str:
 def _run_git(root: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     try:
         return subprocess.run(
-            ["git", *arguments], cwd=root, capture_output=True, text=True, check=False
+            # Without the lock that `git status` would refresh its index under: a kill leaves it.
+            ["git", "--no-optional-locks", *arguments],
+            cwd=root,
+            capture_output=True,
+            text=True,
+            check=False,
         )
     except FileNotFoundError:
         raise VersioningError("git is not installed: Convoy and DVC need it") from None

@@ -1,13 +1,14 @@
-"""Processes that never outlive who started them, and that bear a name."""
+"""Processes that never outlive who started them, that bear a name, and that are known again."""
 
 import os
 import signal
+import socket
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
-
 
 PARENT_VARIABLE = "CONVOY_PARENT"
 """Environment variable by which a process names itself to those that it starts."""
@@ -56,3 +57,64 @@ def _prctl(option: int, value: "int | bytes") -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(option, value, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), f"prctl({option})")
+
+
+@dataclass(frozen=True)
+class ProcessIdentity:
+    """One process, told from every other that had or will have its number."""
+
+    machine: str
+    """Host name and process-number space: containers on one machine have several."""
+    boot: str
+    """Of the machine's kernel."""
+    pid: int
+    started_ticks: int
+    """After the boot."""
+
+    def is_alive(self) -> bool | None:
+        """Whether it still runs; None when that cannot be told, for it is of another machine."""
+        if self.machine != _name_machine():
+            return None
+        if self.boot != _read_boot():
+            return False
+        return _read_started_ticks(self.pid) == self.started_ticks
+
+
+def identify_process(pid: int) -> ProcessIdentity:
+    """A process of this machine. Raises ProcessLookupError when there is none."""
+    started = _read_started_ticks(pid)
+    if started is None:
+        raise ProcessLookupError(pid)
+    return ProcessIdentity(_name_machine(), _read_boot(), pid, started)
+
+
+def started_seconds(pid: int) -> float | None:
+    """When a process of this machine began, in seconds since 1970; None when there is none."""
+    ticks = _read_started_ticks(pid)
+    if ticks is None:
+        return None
+    boot = next(
+        line.split()[1]
+        for line in Path("/proc/stat").read_text().splitlines()
+        if line.startswith("btime ")
+    )
+    return int(boot) + ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _name_machine() -> str:
+    return f"{socket.gethostname()}/{Path('/proc/self/ns/pid').stat().st_ino}"
+
+
+def _read_boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _read_started_ticks(pid: int) -> int | None:
+    """When the process began; None when it has ended, as one that nobody waited for has too."""
+    try:
+        content = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # Behind the name, which can hold anything: state is field 3 and the start field 22 (proc(5)).
+    state, *fields = content[content.rindex(")") + 2 :].split()
+    return None if state in "ZX" else int(fields[18])

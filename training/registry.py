@@ -1,6 +1,11 @@
-"""A trained model becomes a model version in MLflow, and the champion only if it is better."""
+"""A trained model becomes a model version in MLflow, and the champion only if it is better.
+
+A registration may be killed at any moment and is then called again: a digest of all that it is of
+marks what it has made, so that one version comes of it, whole.
+"""
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -15,15 +20,19 @@ from pydantic import BaseModel
 
 import data.record
 from storage.errors import ConvoyError
+from training.champion import PREVIOUS_TAG, REASON_TAG, judge, seat
 from training.errors import RegistryError
 from training.evaluate import Metrics
 from training.scoring import load_weights
-from training.tracking import CHAMPION, METRIC_TAG, check_tracking, find_champion, open_client
+from training.tracking import METRIC_TAG, check_tracking, open_client
 from training.workload import Workload
 
-_HELD_OUT_TAGS = ("convoy.manifest", "convoy.excluded")
-"""Lineage that decides which records a model is measured on."""
+_DIGEST_TAG = "convoy.registration"
+"""What a logged model and a version are the registration of."""
+_OF_THE_CALL = ("prefect.flow_run_id",)
+"""Lineage that another call of the same registration may have otherwise."""
 _EXPORTED_BY_MLFLOW = ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI")
+_STAGING = "convoy-model-"
 _SERVED_PACKAGES = ("mlflow", "torch", "numpy", "pandas", "safetensors")
 
 
@@ -62,28 +71,55 @@ def register_model(
 ) -> ModelVersion:
     """Log the model to its run, register it with its lineage as tags, and hold the champion's gate.
 
-    `code` is the workload's file or package, stored in the model so that it loads anywhere.
-    Raises RegistryError when MLflow cannot be reached or refuses.
+    `code` is the workload's file or package, stored in the model so that it loads anywhere. The
+    same registration again gives the version that there is. Raises RegistryError when MLflow cannot
+    be reached or refuses.
     """
     check_tracking(tracking_uri)
+    _remove_staging()
+    digest = _digest_registration(weights, model_params, metrics, run_id, tags)
     try:
         with _without_exports():
+            import mlflow
+
+            # MLflow's store asks a client of its own for the model, by what is set globally.
+            mlflow.set_tracking_uri(tracking_uri)
+            mlflow.set_registry_uri(tracking_uri)
             client = open_client(tracking_uri)
-            model_id = _log_model(workload, code, weights, model_params, tracking_uri, run_id)
-            _ensure_registered(client, name)
-            created = client.create_model_version(
-                name,
-                f"models:/{model_id}",
+            present = _find_version(client, name, digest)
+            if present is None:
+                model_id = _find_logged(client, run_id, digest)
+                if model_id is None:
+                    model_id = _log_model(workload, code, weights, model_params, run_id, digest)
+                _ensure_registered(client, name)
+                verdict = judge(client, name, metrics, tags)
+                # Whole in one transaction: tags set afterwards would be missing after a kill.
+                present = client.create_model_version(
+                    name,
+                    f"models:/{model_id}",
+                    run_id=run_id,
+                    model_id=model_id,  # a server refuses a source not told to be that model's
+                    tags={k: v[:5000] for k, v in tags.items()}
+                    | {
+                        f"{METRIC_TAG}{metrics.primary}": repr(metrics.primary_value),
+                        _DIGEST_TAG: digest,
+                        PREVIOUS_TAG: verdict.previous or "",
+                        REASON_TAG: verdict.reason,
+                    },
+                )
+            _close_run(client, run_id)
+            verdict = seat(client, name, present, metrics, tags)
+            return ModelVersion(
+                name=name,
+                version=int(present.version),
                 run_id=run_id,
-                model_id=model_id,  # a server refuses a source not told to be that model's
-                tags={k: v[:5000] for k, v in tags.items()},
+                metric=metrics.primary,
+                value=metrics.primary_value,
+                champion=verdict.wins,
+                previous_champion=int(verdict.previous) if verdict.previous else None,
+                reason=verdict.reason,
+                answers="predict()" if workload.has_predict else "raw output",
             )
-            client.set_model_version_tag(
-                name, created.version, f"{METRIC_TAG}{metrics.primary}", repr(metrics.primary_value)
-            )
-            judged = _judge(client, name, int(created.version), run_id, metrics, tags)
-            answers = "predict()" if workload.has_predict else "raw output"
-            return judged.model_copy(update={"answers": answers})
     except ConvoyError:
         raise
     except Exception as error:
@@ -93,22 +129,71 @@ def register_model(
         ) from error
 
 
+def _digest_registration(
+    weights: Path,
+    model_params: Mapping[str, Any],
+    metrics: Metrics,
+    run_id: str,
+    tags: Mapping[str, str],
+) -> str:
+    content = {
+        "weights": hashlib.sha256(weights.read_bytes()).hexdigest(),
+        "model": dict(model_params),
+        "metrics": metrics.model_dump(mode="json"),
+        "run": run_id,
+        "tags": {k: v for k, v in tags.items() if k not in _OF_THE_CALL},
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _find_version(client: Any, name: str, digest: str) -> Any:
+    found = client.search_model_versions(f"name = '{name}' and tags.`{_DIGEST_TAG}` = '{digest}'")
+    return found[0] if found else None
+
+
+def _find_logged(client: Any, run_id: str, digest: str) -> str | None:
+    """The model that an earlier call logged whole; what it logged in part is deleted."""
+    experiment = client.get_run(run_id).info.experiment_id
+    whole = None
+    for model in client.search_logged_models([experiment], f"source_run_id = '{run_id}'"):
+        if model.tags.get(_DIGEST_TAG) != digest:
+            continue
+        if str(model.status) == "READY":
+            whole = model.model_id
+        else:
+            client.delete_logged_model(model.model_id)
+    return whole
+
+
+def _close_run(client: Any, run_id: str) -> None:
+    """Logging a model opens its run again: after a kill it would be said to go on for ever."""
+    if client.get_run(run_id).info.status == "RUNNING":
+        client.set_terminated(run_id, "FINISHED")
+
+
+def _remove_staging() -> None:
+    """Remove what killed calls left in the folder for temporary files."""
+    for left in Path(tempfile.gettempdir()).glob(f"{_STAGING}*"):
+        pid = left.name.removeprefix(_STAGING).partition("-")[0]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(left, ignore_errors=True)
+
+
 def _log_model(
     workload: Workload,
     code: Path,
     weights: Path,
     model_params: Mapping[str, Any],
-    tracking_uri: str,
     run_id: str,
+    digest: str,
 ) -> str:
     import mlflow
     import pandas as pd
 
     example = workload.example
-    mlflow.set_tracking_uri(tracking_uri)
-    mlflow.set_registry_uri(tracking_uri)
+    prefix = f"{_STAGING}{os.getpid()}-"
     with (
-        tempfile.TemporaryDirectory(prefix="convoy-model-") as staging,
+        tempfile.TemporaryDirectory(prefix=prefix) as staging,
         mlflow.start_run(run_id),
         warnings.catch_warnings(),
     ):
@@ -129,6 +214,7 @@ def _log_model(
             warnings.filterwarnings("ignore", "(?s).*An input example was not provided")
         info = mlflow.pyfunc.log_model(
             name="model",
+            tags={_DIGEST_TAG: digest},
             python_model=str(Path(__file__).with_name("served_model.py")),
             artifacts={"weights": str(weights), "spec": str(spec)},
             code_paths=_stage_code(module, code, Path(staging)),
@@ -213,68 +299,3 @@ def _ensure_registered(client: Any, name: str) -> None:
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
-
-
-def _count_apart(difference: float, metrics: Metrics) -> str:
-    """Accuracies differ by few records where few are held out."""
-    count = sum(metrics.num_records.values())
-    return f", which is {round(abs(difference) * count)} of {count} held-out records"
-
-
-def _advise_comparison(champion: Any, wins: bool) -> str:
-    """What makes two models comparable that were measured on other data or fields."""
-    number = champion.version
-    revision = champion.tags.get("git.revision", "")[:12]
-    back = f"check out {revision}, its revision" if revision else "check out its revision"
-    reset = (
-        f"If version {number} should be the champion again, move the alias '{CHAMPION}' in MLflow"
-        if wins
-        else f"If version {number} should no longer count, set register.model_name anew, or move "
-        f"the alias '{CHAMPION}' in MLflow"
-    )
-    return (
-        f". The two were measured on different versions of the dataset, perhaps on different "
-        f"held-out records: for a comparison on the same ones {back}, in a copy of this folder, "
-        f"give it the present input and run it. {reset}"
-    )
-
-
-def _judge(
-    client: Any,
-    name: str,
-    version_number: int,
-    run_id: str,
-    metrics: Metrics,
-    tags: Mapping[str, str],
-) -> ModelVersion:
-    """Move the alias if there is no champion or the primary metric beats its."""
-    champion = find_champion(client, name)
-    value = metrics.primary_value
-    wins, reason = True, "there was no champion"
-    if champion is not None:
-        tag = champion.tags.get(f"{METRIC_TAG}{metrics.primary}")
-        if tag is None:
-            wins = False
-            reason = f"champion version {champion.version} has no metric {metrics.primary}"
-        else:
-            wins = value < float(tag) if metrics.goal == "minimize" else value > float(tag)
-            reason = (
-                f"{metrics.primary} {value:.4f} {'beats' if wins else 'does not beat'} "
-                f"{float(tag):.4f} of version {champion.version}"
-            )
-            if metrics.primary == "accuracy":
-                reason += _count_apart(value - float(tag), metrics)
-            if any(champion.tags.get(key) != tags.get(key) for key in _HELD_OUT_TAGS):
-                reason += _advise_comparison(champion, wins)
-    if wins:
-        client.set_registered_model_alias(name, CHAMPION, str(version_number))
-    return ModelVersion(
-        name=name,
-        version=version_number,
-        run_id=run_id,
-        metric=metrics.primary,
-        value=value,
-        champion=wins,
-        previous_champion=int(champion.version) if champion else None,
-        reason=reason,
-    )

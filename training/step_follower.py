@@ -12,14 +12,16 @@ class StepFollower:
     """Passes on each step that is added to a step log, once: a world that is resumed cuts its file
     back, by putting another in its place, and makes some steps again."""
 
-    def __init__(self, path: Path, on_step: OnStep) -> None:
+    def __init__(self, path: Path, on_step: OnStep, after_step: float | None = None) -> None:
+        """after_step: what is beyond it is passed on; None: what is not there yet."""
         self._path = path
         self._on_step = on_step
         self._inode = 0
         self._offset = 0
-        self._last_step = -1.0
-        for line in self._read():  # of an earlier call, which has passed them on
-            self._last_step = line["step"]
+        self._last_step = -1.0 if after_step is None else after_step
+        if after_step is None:
+            for line in self._read():
+                self._last_step = line["step"]
 
     def poll(self) -> None:
         """Pass on what came since the last call."""

@@ -38,13 +38,15 @@ def run_workers(
     on_step: OnStep,
     account: Account | None = None,
     simulation: Simulation | None = None,
+    after_step: float | None = None,
 ) -> None:
     """Run all workers to the last step, again from the last checkpoint when processes or nodes die
     or hang, on fewer nodes when some are lost, and on more when they are back.
 
-    `on_step` gets each logged step, `account` what went wrong; `simulation` does to the nodes what
-    it is for. Raises WorkersFailed with the first failing rank's own error, or with all incidents
-    once the budget is used up. Whatever ends this call ends every process of the run.
+    `on_step` gets each logged step beyond `after_step`, of an earlier call too; without it those of
+    this call. `account` gets what went wrong; `simulation` does to the nodes what it is for. Raises
+    WorkersFailed with the first failing rank's own error, or with all incidents once the budget is
+    used up. Whatever ends this call ends every process of the run.
     """
     account = account or Account(lambda event: None)
     reap(spec.run_directory)
@@ -66,14 +68,15 @@ def run_workers(
         meeting = stack.enter_context(Meeting(network, environment))
         if spec.nodes > 1:
             meeting.require()  # it loads torch while the nodes do
-        _Supervision(spec, on_step, account, cluster, network, meeting, simulation).run()
+        steps = StepFollower(spec.run_directory / spec.progress_file, on_step, after_step)
+        _Supervision(spec, steps, account, cluster, network, meeting, simulation).run()
 
 
 class _Supervision:
     def __init__(
         self,
         spec: WorkerSpec,
-        on_step: OnStep,
+        steps: StepFollower,
         account: Account,
         cluster: LocalCluster,
         network: Network,
@@ -86,7 +89,7 @@ class _Supervision:
         self._network = network
         self._meeting = meeting
         self._simulation = simulation
-        self._steps = StepFollower(spec.run_directory / spec.progress_file, on_step)
+        self._steps = steps
         self._num_worlds = 0
         self._silenced: dict[int, str] = {}
         """Why nodes of the present world were ended."""

@@ -1,12 +1,9 @@
 """The MLflow run of a training: made before the workers start, ended as it truly ended."""
 
 import contextlib
-import queue
-import threading
 import time
 from collections.abc import Callable, Mapping
 from ipaddress import ip_address
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
@@ -26,9 +23,9 @@ METRIC_TAG = "metric."
 
 RunStatus = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
 
-_FLUSH_SECONDS = 30.0
 _ANSWER_SECONDS = 10.0
 _SQLITE = "sqlite:///"
+_MARK = "convoy.start"
 
 
 def open_client(tracking_uri: str) -> "MlflowClient":
@@ -50,7 +47,7 @@ def is_on_this_machine(uri: str) -> bool:
     return parts.scheme in ("", "file", "sqlite", "mlflow-artifacts")
 
 
-def check_tracking(tracking_uri: str) -> None:
+def check_tracking(tracking_uri: str, answer_seconds: float = _ANSWER_SECONDS) -> None:
     """Raise RegistryError when no server answers, or when a SQLite file cannot be written: MLflow
     itself would try again for minutes, or for an hour. Loads no MLflow.
 
@@ -62,15 +59,27 @@ def check_tracking(tracking_uri: str) -> None:
 
     try:
         if tracking_uri.startswith(("http://", "https://")):
-            requests.get(tracking_uri, timeout=_ANSWER_SECONDS, stream=True).close()
+            requests.get(tracking_uri, timeout=answer_seconds, stream=True).close()
         elif tracking_uri.startswith(_SQLITE):
             path = tracking_uri.removeprefix(_SQLITE).partition("?")[0]
-            with contextlib.closing(sqlite3.connect(path, timeout=_ANSWER_SECONDS)) as database:
+            with contextlib.closing(sqlite3.connect(path, timeout=answer_seconds)) as database:
                 database.execute("BEGIN IMMEDIATE")
     except (requests.ConnectionError, requests.Timeout) as error:
         raise _unavailable(tracking_uri, f"does not answer ({type(error).__name__})") from None
     except sqlite3.Error as error:
         raise _unavailable(tracking_uri, f"cannot be opened and written ({error})") from None
+
+
+def await_tracking(tracking_uri: str, seconds: float) -> None:
+    """Wait for a server that is away, at most so long. Raises RegistryError."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return check_tracking(tracking_uri)
+        except RegistryError:
+            if time.monotonic() > deadline or not tracking_uri.startswith("http"):
+                raise
+        time.sleep(1.0)
 
 
 def _unavailable(tracking_uri: str, what: str) -> RegistryError:
@@ -88,9 +97,13 @@ def start_run(
     tags: Mapping[str, str],
     params: Mapping[str, Any],
     check_root: Callable[[str], None] = lambda root: None,
+    mark: str | None = None,
 ) -> str:
     """Make a run and give its id, once `check_root` found nothing wrong with where the experiment
     keeps its artifacts. Raises RegistryError when MLflow cannot be reached.
+
+    mark: told of no other run. With the same one again the same run is given, also if this was
+    killed after it was made.
     """
     check_tracking(tracking_uri)
     try:
@@ -104,7 +117,13 @@ def start_run(
             found = client.get_experiment(experiment_id)
         experiment_id = found.experiment_id
         check_root(found.artifact_location)
-        run = client.create_run(experiment_id, run_name=name, tags=dict(tags))
+        made = mark and client.search_runs([experiment_id], f"tags.`{_MARK}` = '{mark}'")
+        marked = {_MARK: mark} if mark else {}
+        run = (
+            made[0]
+            if made
+            else client.create_run(experiment_id, run_name=name, tags=dict(tags) | marked)
+        )
         run_id: str = run.info.run_id
         for key, value in params.items():
             client.log_param(run_id, key, value)
@@ -117,9 +136,9 @@ def start_run(
     return run_id
 
 
-def end_run(tracking_uri: str, run_id: str, status: RunStatus) -> bool:
-    """Say how the run ended, or with RUNNING that a killed one goes on; false when MLflow has no
-    such run, as after its database was replaced. Raises RegistryError.
+def end_run(tracking_uri: str, run_id: str, status: RunStatus, ended_ms: int | None = None) -> bool:
+    """Say how the run ended, and when, or with RUNNING that a killed one goes on; false when MLflow
+    has no such run, as after its database was replaced. Raises RegistryError.
 
     A run that is already said to have ended can go on and is not KILLED afterwards.
     """
@@ -133,7 +152,7 @@ def end_run(tracking_uri: str, run_id: str, status: RunStatus) -> bool:
         if status == "RUNNING":
             client.update_run(run_id, status=status)
         else:
-            client.set_terminated(run_id, status)
+            client.set_terminated(run_id, status, ended_ms)
     except MlflowException as error:
         if error.error_code == "RESOURCE_DOES_NOT_EXIST":
             return False
@@ -141,19 +160,6 @@ def end_run(tracking_uri: str, run_id: str, status: RunStatus) -> bool:
             tracking_uri, f"did not note that the run is {status}: {error}"
         ) from error
     return True
-
-
-def log_metrics(tracking_uri: str, run_id: str, metrics: Mapping[str, float]) -> None:
-    """Final metrics of a run, without a step. Raises RegistryError."""
-    from mlflow.exceptions import MlflowException
-
-    check_tracking(tracking_uri)
-    try:
-        client = open_client(tracking_uri)
-        for key, value in metrics.items():
-            client.log_metric(run_id, key, value)
-    except MlflowException as error:
-        raise _unavailable(tracking_uri, f"did not take the metrics: {error}") from error
 
 
 class RunSummary(BaseModel, frozen=True, extra="forbid"):
@@ -229,50 +235,3 @@ def find_champion(client: "MlflowClient", name: str) -> "MlflowModelVersion | No
         if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
             return None
         raise
-
-
-class MetricLogger:
-    """Sends step metrics to MLflow from a thread, so that no step waits for the server.
-
-    Loading MLflow, some seconds, happens in the thread too. Leaving the context sends what is
-    left, for at most 30 seconds; steps.jsonl has every line whatever MLflow does.
-    """
-
-    def __init__(self, tracking_uri: str, run_id: str) -> None:
-        self._tracking_uri = tracking_uri
-        self._run_id = run_id
-        self._lines: queue.Queue[dict[str, float] | None] = queue.Queue()
-        self._thread = threading.Thread(target=self._send, name="mlflow", daemon=True)
-
-    def log(self, line: dict[str, float]) -> None:
-        """Queue the metrics of one step."""
-        self._lines.put(line)
-
-    def __enter__(self) -> "MetricLogger":
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._lines.put(None)
-        self._thread.join(_FLUSH_SECONDS)
-        if self._thread.is_alive():
-            print(f"MLflow at {self._tracking_uri} is slow: its last metrics are in steps.jsonl")
-
-    def _send(self) -> None:
-        from mlflow.entities import Metric
-        from mlflow.exceptions import MlflowException
-
-        client = open_client(self._tracking_uri)
-        while (line := self._lines.get()) is not None:
-            now = int(time.time() * 1000)
-            step = int(line["step"])
-            metrics = [Metric(k, v, now, step) for k, v in line.items() if k != "step"]
-            try:
-                client.log_batch(self._run_id, metrics=metrics)
-            except MlflowException as error:
-                print(f"step {step}: MLflow refused its metrics, steps.jsonl has them: {error}")

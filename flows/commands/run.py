@@ -4,15 +4,18 @@ import argparse
 import atexit
 import contextlib
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from flows.console import say, show_progress
-from flows.services import await_healthy, free_port, running
+from flows.services import Service, await_healthy, free_port, keep_alive, running
 from flows.summary import summarize
 from pipeline.checks import check_before_run
 from pipeline.config import Config
+from pipeline.dvc_locks import restore_lock_file
+from pipeline.errors import PipelineError
 from pipeline.params import parse_change, set_params
 from pipeline.results import read_results
 from pipeline.stages import STAGES
@@ -20,6 +23,7 @@ from pipeline.versioning import Snapshot, check_repository, find_stale, read_rev
 from pipeline.workspace import lock_workspace
 from storage.errors import ConvoyError
 
+_POLL_SECONDS = 0.5
 # Nobody looks for blocks in this API, and `convoy up` registers them when it starts: some seconds
 # with a new database.
 _EPHEMERAL = {"PREFECT_API_BLOCKS_REGISTER_ON_START": "false"}
@@ -28,6 +32,7 @@ _EPHEMERAL = {"PREFECT_API_BLOCKS_REGISTER_ON_START": "false"}
 def main(options: argparse.Namespace) -> int:
     root = Path.cwd()
     with lock_workspace(root, "convoy run"):
+        restore_lock_file(root)
         if options.set:
             _set(root, dict(parse_change(text) for text in options.set))
         else:
@@ -94,7 +99,9 @@ def _run_flow(force: bool) -> Snapshot:
     from flows.train import train
 
     with show_progress():
-        return train(force=force)
+        snapshot = train(force=force)
+    assert isinstance(snapshot, Snapshot)  # only a run that continues another ends otherwise
+    return snapshot
 
 
 def _start_api() -> None:
@@ -111,3 +118,16 @@ def _start_api() -> None:
     import flows.train  # noqa: F401  # it loads while the API starts
 
     await_healthy(api, f"{os.environ['PREFECT_API_URL']}/health")
+    ended = threading.Event()
+    stack.callback(ended.set)
+    threading.Thread(target=_keep_alive, args=(api, ended), name="api", daemon=True).start()
+
+
+def _keep_alive(api: Service, ended: threading.Event) -> None:
+    """Start the API again when it is killed, until it dies too often: the run then does without."""
+    while not ended.wait(_POLL_SECONDS):
+        try:
+            keep_alive(api)
+        except PipelineError as error:
+            say(str(error))
+            return

@@ -1,10 +1,13 @@
 """`convoy serve`: the deployment alone, with its schedule and its form in the Prefect UI."""
 
 import argparse
+import asyncio
+import contextlib
 import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 from pipeline.config import Config, ScheduleConfig
 from pipeline.errors import ConfigError, PipelineError
@@ -25,24 +28,33 @@ def main(options: argparse.Namespace) -> int:
     config = Config.load()
     check_repository(root, require_clean=False)
     schedule = read_schedule(config.schedule)
+    from prefect import get_client
+    from prefect.runner import Runner
     from prefect.types.entrypoint import EntrypointType
 
+    from flows.automations import install_automations
+    from flows.reconciler import start_reconciling
     from flows.train import train
 
     when = f"by {config.schedule.cron} {config.schedule.timezone}" if schedule else "on demand"
     print(f"serving train/{config.dataset} from {root}, {when}", file=sys.stderr)
-    train.serve(
+    # One flow at a time may use a workspace; the others wait.
+    runner = Runner(name=config.dataset, pause_on_shutdown=False, limit=1)
+    deployment_id = runner.add_flow(
+        train,
         name=config.dataset,
         schedules=[schedule] if schedule else [],
         parameters={"workspace": str(root)},
         description=f"{config.dataset}: raw input to a registered model, in {root}",
         tags=["convoy", config.dataset],
-        pause_on_shutdown=False,
-        print_starting_message=False,
-        # One flow at a time may use a workspace; the others wait.
-        limit=1,
         entrypoint_type=EntrypointType.MODULE_PATH,
     )
+    assert isinstance(deployment_id, UUID)  # a coroutine in an event loop alone
+    with get_client(sync_client=True) as client:
+        install_automations(client, deployment_id, config.dataset, config.schedule.silence_seconds)
+    start_reconciling(train.name, deployment_id)
+    with contextlib.suppress(KeyboardInterrupt):  # the ordinary end of it
+        asyncio.run(runner.start())
     return 0
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from flows.commands.serve import read_schedule
 from flows.console import say
 from flows.environment import announce_services
-from flows.services import Service, await_healthy, check_alive, free_port, running
+from flows.services import Service, await_healthy, free_port, keep_alive, running
 from pipeline.config import Config
 from pipeline.versioning import check_repository
 
@@ -28,7 +28,8 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _serve_all(root: Path, config: Config, preferred_prefect: int, preferred_mlflow: int) -> None:
-    """Until an interrupt comes. Raises PipelineError when one of them ends by itself."""
+    """Until an interrupt comes. What is killed is started again. Raises PipelineError when one of
+    them ends again and again."""
     state = root / ".convoy"
     with announce_services(root) as announce, contextlib.ExitStack() as stack:
         prefect_port, mlflow_port = free_port(preferred_prefect), free_port(preferred_mlflow)
@@ -73,7 +74,8 @@ def _serve_all(root: Path, config: Config, preferred_prefect: int, preferred_mlf
         try:
             while True:
                 for service in (prefect, mlflow, served):
-                    check_alive(service)
+                    if told := keep_alive(service):
+                        print(told, file=sys.stderr, flush=True)
                 time.sleep(_POLL_SECONDS)
         finally:
             # A run that is going on first tells both servers how it ended.

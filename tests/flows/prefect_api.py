@@ -42,8 +42,17 @@ class PrefectApi:
         answer = self._session.get(f"{self.url}/{path}", timeout=30)
         return answer.json() if answer.ok else None
 
+    def is_up(self) -> bool:
+        try:
+            return self._session.get(f"{self.url}/health", timeout=5).ok
+        except requests.RequestException:
+            return False
+
     def post(self, path: str, content: dict[str, Any]) -> requests.Response:
         return self._session.post(f"{self.url}/{path}", json=content, timeout=30)
+
+    def patch(self, path: str, content: dict[str, Any]) -> requests.Response:
+        return self._session.patch(f"{self.url}/{path}", json=content, timeout=30)
 
     def ask_for_run(self, **parameters: Any) -> requests.Response:
         return self.post(

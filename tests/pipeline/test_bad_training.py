@@ -20,6 +20,7 @@ from storage.errors import ConvoyError
 from tests.pipeline.conftest import contents, edit, forget_workload, refuse
 from tests.workspaces import Workspace
 from training.errors import RegistryError, WorkersFailed
+from training.outbox import deliver_left
 from training.tracking import end_run, open_client, start_run
 from training.workload import load_workload
 
@@ -93,26 +94,34 @@ class TestTrain:
             subprocess.run(["umount", "--lazy", str(runs)], check=True)
 
     def test_mlflow_that_ends_meanwhile_does_not_hide_what_went_wrong(
-        self, alone: Workspace, monkeypatch: pytest.MonkeyPatch
+        self,
+        alone: Workspace,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
     ) -> None:
-        def fail(*arguments: Any) -> None:
-            alone.set("register.tracking_uri", "http://127.0.0.1:9")
+        def fail(*arguments: Any, **named: Any) -> None:
             raise WorkersFailed("rank 0 failed: a shard is broken")
 
-        def unreachable(uri: str, run_id: str, status: str) -> bool:
+        def unreachable(uri: str, answer_seconds: float) -> None:
             raise RegistryError(f"MLflow at {uri} does not answer")
 
         monkeypatch.setattr("pipeline.stages.run_workers", fail)
-        monkeypatch.setattr("pipeline.runs.end_run", unreachable)
-        with pytest.raises(WorkersFailed, match="a shard is broken") as failed:
+        monkeypatch.setattr("pipeline.runs.FLUSH_SECONDS", 0.0)
+        monkeypatch.setattr("training.outbox.check_tracking", unreachable)
+        with pytest.raises(WorkersFailed, match="a shard is broken"):
             STAGES["train"](Config.load())
-        [note] = failed.value.__notes__
-        assert "does not answer" in note
+        assert "does not answer" in capsys.readouterr().err
+        [left] = (alone.path / workspace.OUTBOX).glob("*.jsonl")
+        assert json.loads(left.read_bytes())["status"] == "FAILED"
+        monkeypatch.undo()
+        monkeypatch.chdir(alone.path)
+        assert deliver_left(alone.path / workspace.OUTBOX, Config.load().tracking_uri) == 1
+        assert statuses() == ["FAILED"]
 
     def test_another_mlflow_meanwhile_does_not_stop_training(
         self, alone: Workspace, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def fail(*arguments: Any) -> None:
+        def fail(*arguments: Any, **named: Any) -> None:
             raise WorkersFailed("killed")
 
         monkeypatch.setattr("pipeline.stages.run_workers", fail)
@@ -219,9 +228,14 @@ class TestEvaluate:
     def test_an_mlflow_that_does_not_answer(
         self, trained: Workspace, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        monkeypatch.setattr("pipeline.stages.FLUSH_SECONDS", 0.0)
+        monkeypatch.setattr("pipeline.stages.AWAY_SECONDS", 0.0)
         monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-        for stage in ("evaluate", "register"):
-            refuse(stage, "MLflow at http://127.0.0.1:9 does not answer")
+        STAGES["evaluate"](Config.load())  # its metrics wait
+        refuse("register", "MLflow at http://127.0.0.1:9 does not answer")
+        monkeypatch.delenv("MLFLOW_TRACKING_URI")
+        assert deliver_left(trained.path / workspace.OUTBOX, Config.load().tracking_uri) == 1
+        assert not list((trained.path / workspace.OUTBOX).iterdir())
 
 
 class TestUserCode:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from storage.errors import ConvoyError
 from tests.pipeline.conftest import edit, forget_workload
 from tests.workspaces import TOY
 from training import registry
+from training.champion import seat
 from training.errors import RegistryError, WorkloadError
 from training.evaluate import Metrics, Score
 from training.registry import ModelVersion, register_model
@@ -60,6 +62,7 @@ class Place:
     path: Path
     tracking_uri: str
     run_id: str
+    number: int = 0
 
     def register(
         self, value: float = 0.9, goal: Literal["minimize", "maximize"] = "maximize", **more: Any
@@ -67,13 +70,15 @@ class Place:
         forget_workload()
         score = Score(model={"accuracy": value}, baselines={})
         options: dict[str, Any] = {"name": "toy", "tracking_uri": self.tracking_uri} | more
+        self.number += 1
+        fingerprint = f"{self.number:064x}"  # another training each time
         return register_model(
             load_workload("toy_workload", self.path),
             self.path / "toy_workload.py",
             self.path / "model.safetensors",
             {"hidden": 4},
             Metrics(
-                fingerprint="f" * 64,
+                fingerprint=fingerprint,
                 primary="accuracy",
                 goal=goal,
                 overall=score,
@@ -141,7 +146,12 @@ def test_the_model_loads_alone_in_another_process(
 
     client = open_client(place.tracking_uri)
     stored = client.get_model_version("toy", "1")
-    assert stored.tags == TAGS | {"metric.accuracy": "0.9"}
+    assert len(stored.tags.pop("convoy.registration")) == 64
+    assert stored.tags == TAGS | {
+        "metric.accuracy": "0.9",
+        "convoy.previous_champion": "",
+        "convoy.champion_reason": "there was no champion",
+    }
     assert stored.run_id == place.run_id
     champion = read_champion(place.tracking_uri, "toy")
     assert champion is not None
@@ -166,7 +176,6 @@ def test_what_mlflow_keeps_holds_no_record_but_the_example(place: Place) -> None
 
 def log_once(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is tried is the gate: the model itself need not be logged for each version."""
-    from training import registry
 
     logged: list[str] = []
 
@@ -251,7 +260,6 @@ def test_without_predict_it_answers_rows_that_collate_reads(
 
 @pytest.mark.parametrize("wins", [True, False])
 def test_how_far_two_models_are_apart_and_how_to_compare_them(place: Place, wins: bool) -> None:
-    register = registry._judge
     client = open_client(place.tracking_uri)
     name = f"apart-{wins}"
     client.create_registered_model(name)
@@ -268,9 +276,9 @@ def test_how_far_two_models_are_apart_and_how_to_compare_them(place: Place, wins
             excluded=(),
         )
         tags = TAGS | {"convoy.manifest": manifest, "metric.accuracy": repr(value)}
-        client.create_model_version(name, "file:///nowhere", place.run_id, tags=tags)
-        version = register(client, name, number, place.run_id, metrics, tags)
-    assert version.champion == wins
+        created = client.create_model_version(name, "file:///nowhere", place.run_id, tags=tags)
+        version = seat(client, name, created, metrics, tags)
+    assert version.wins == wins
     assert ", which is 2 of 5 held-out records. The two were measured on" in version.reason
     assert "check out gggggggggggg, its revision, in a copy of this folder" in version.reason
     again = "should be the champion again" if wins else "set register.model_name anew"
@@ -309,3 +317,27 @@ def test_how_a_run_ended_is_not_said_twice(mlflow_uri: str, mlflow_run: str) -> 
 def test_long_tags_do_not_stop_a_run(mlflow_uri: str, mlflow_run: str) -> None:
     run_id = start_run(mlflow_uri, "convoy", "", "x", {"convoy.excluded": "x" * 50_000}, {})
     assert open_client(mlflow_uri).get_run(run_id).data.tags["convoy.excluded"].startswith("xxx")
+
+
+def test_a_killed_registration_leaves_no_half_version(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.training.killed_registration", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "14"
+    client = open_client(f"sqlite:///{tmp_path}/mlflow.db")
+    models = client.search_registered_models()
+    assert len(models) == 14
+    for model in models:
+        [version] = client.search_model_versions(f"name = '{model.name}'")
+        assert {*TAGS, "metric.accuracy", "convoy.registration"} <= set(version.tags)
+        assert version.tags["convoy.champion_reason"] == "there was no champion"
+        assert client.get_model_version_by_alias(model.name, "champion").version == version.version
+        logged = client.get_logged_model(str(version.source).rsplit("/", 1)[-1])
+        assert str(logged.status) == "READY"
+        files = Path(logged.artifact_location.removeprefix("file://"))
+        assert (files / "artifacts/model.safetensors").exists()
+    [run] = client.search_runs(["1"])
+    assert run.info.status == "FINISHED"
+    every = client.search_logged_models(["1"])
+    assert {str(model.status) for model in every} == {"READY"}  # half ones are deleted
+    assert not list(Path(tempfile.gettempdir()).glob("convoy-model-*"))
