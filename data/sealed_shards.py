@@ -41,6 +41,8 @@ class SealedShards:
     log: AccessLog = field(repr=False)
     cache: SealedCache | None = field(default=None, repr=False)
     verify: Verify = "digest"
+    is_new: bool = False
+    """Whether the key was made when this was opened: no earlier upload left anything."""
     memory: Memory = field(default_factory=Memory, repr=False, compare=False)
     """What opened shards lie in."""
 
@@ -153,7 +155,7 @@ def open_region(
     if is_new:
         record_access(log, region, "generate", name)
     record_access(log, region, "unwrap", name)
-    return SealedShards(manifest, region, store, key, log, cache, verify)
+    return SealedShards(manifest, region, store, key, log, cache, verify, is_new)
 
 
 def record_access(

@@ -20,6 +20,7 @@ from storage.claims import ClaimCheck
 from storage.region import Region
 from storage.sealed import PART_BYTES, sealed_size
 from storage.store import ObjectStore
+from storage.unfinished import end_unfinished
 
 _PARTS_IN_FLIGHT = 8
 _PARTS_OF_A_PUT = 4
@@ -119,6 +120,8 @@ def upload_region(
     if allowed:
         shards = open_region(manifest, region, log, writable=True)
         missing = _find_missing(allowed, shards)
+        if missing and not shards.is_new:
+            end_unfinished(region, {shards.address(shard) for shard in missing.values()})
         _check_local(missing.values(), directory, region)
         for shard in allowed:
             if shard.name not in missing:
