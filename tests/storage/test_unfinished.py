@@ -53,7 +53,7 @@ def list_keys(server: SeaweedFS, region: Region) -> list[str]:
     prefix = region.store.partition("?")[0].removeprefix("s3://convoy-eu/")
     found: dict[str, Any] = server.client().list_multipart_uploads(Bucket="convoy-eu")
     keys = [upload["Key"] for upload in found.get("Uploads", ())]
-    return [key.removeprefix(f"{prefix}/") for key in keys if key.startswith(prefix)]
+    return sorted(key.removeprefix(f"{prefix}/") for key in keys if key.startswith(prefix))
 
 
 def test_what_a_killed_writer_left_is_ended_once_it_is_old(
