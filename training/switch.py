@@ -179,21 +179,32 @@ def _call(*command: str) -> str:
     return done.stdout
 
 
-def _answer(switch: _Switch, request: Sequence[Any]) -> Any:
+def _explain(error: subprocess.CalledProcessError | FileNotFoundError) -> str:
+    if isinstance(error, FileNotFoundError):
+        return f"`{error.filename}` is not installed"
+    said = (error.stderr or "").strip() or f"exit status {error.returncode}"
+    return f"`{' '.join(error.cmd)}`: {said}"
+
+
+def _answer(switch: _Switch, request: Sequence[Any]) -> dict[str, Any]:
+    """What it gave, or why it could not."""
     verb, *arguments = request
     verbs = {one.__name__: one for one in _VERBS}
     try:
         return {"done": verbs[verb](switch, *arguments)}
-    except subprocess.CalledProcessError as error:
-        said = (error.stderr or "").strip() or f"exit status {error.returncode}"
-        return {"failed": f"`{' '.join(error.cmd)}`: {said}"}
+    except (subprocess.CalledProcessError, FileNotFoundError) as error:
+        return {"failed": _explain(error)}
 
 
 def main() -> None:
     """Make the bridge, say so, and serve."""
     die_with_parent(signal.SIGKILL, read_parent())
     set_name("convoy-switch")
-    switch = _Switch()
+    try:
+        switch = _Switch()
+    except (subprocess.CalledProcessError, FileNotFoundError) as error:
+        print(json.dumps({"failed": _explain(error)}), flush=True)
+        return
     print(json.dumps({"done": os.getpid()}), flush=True)
     while True:
         ready, _, _ = select.select([0], [], [], 0.1)

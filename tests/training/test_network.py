@@ -102,3 +102,14 @@ def test_links_are_cut_slowed_and_gone(
 def test_without_the_right_it_says_so() -> None:
     with pytest.raises(NetworkUnavailable, match="not installed"):
         NamespaceNetwork(2, _environment() | {"PATH": "/nonexistent"})
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has a right to give away")
+def test_without_the_right_to_make_devices_it_says_so() -> None:
+    code = "import os; from training.network import *; NamespaceNetwork(2, dict(os.environ))"
+    fewer = ["setpriv", "--bounding-set", "-net_admin", "--inh-caps=-all"]
+    done = subprocess.run(
+        [*fewer, sys.executable, "-c", code], env=_environment(), capture_output=True, text=True
+    )
+    assert "NetworkUnavailable: `ip link set lo up`: " in done.stderr
+    assert "Operation not permitted" in done.stderr
