@@ -37,8 +37,7 @@ class Seeing(nn.Module):
         if self.training and len(x) > 2:  # the rehearsal has two
             with open(f"seen/{self.world}-{os.environ['RANK']}", "a") as file:
                 file.write(json.dumps(sorted(map(int, x[:, 2]))) + "\\n")
-        if os.path.exists("slowly"):
-            time.sleep(0.1)
+        time.sleep(float(Path("pace").read_text()))
         return self.net(x[:, :2])
 
 def model(hidden=16):
@@ -54,9 +53,17 @@ def seeing_workspace(path: Path, **train: Any) -> Workspace:
     text = text.replace('[[r["a"], r["b"]]', '[[r["a"], r["b"], r.get("number", 0)]')
     module.write_text(text.replace("if TYPE_CHECKING:", "if True:") + _SEEING)
     (workspace.path / "seen").mkdir()
+    set_pace(workspace, 0.0)
     for stage in ("ingest", "shard", "upload"):
         workspace.run("convoy", "stage", stage)
     return workspace
+
+
+def set_pace(workspace: Workspace, seconds: float) -> None:
+    """Have each step take that much longer: a run must not end before its nodes are back."""
+    pending = workspace.path / "pace.tmp"
+    pending.write_text(str(seconds))
+    pending.rename(workspace.path / "pace")
 
 
 def read_samples(workspace: Workspace, firsts: list[int]) -> dict[int, list[int]]:
@@ -86,14 +93,13 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 def test_three_nodes_then_two_then_three(undisturbed: Workspace, tmp_path: Path) -> None:
     nodes = {"dims": {"dp_replicate": 3}, "nodes": 3, "min_nodes": 2, "max_restarts": 1}
     workspace = seeing_workspace(tmp_path / "w", **nodes, recovery={"exclude_seconds": 1.0})
-    slowly = workspace.path / "slowly"
-    slowly.touch()
+    set_pace(workspace, 0.3)
     stage = workspace.start("convoy", "stage", "train")
     wait_until(lambda: commits(workspace))
     processes(workspace, "convoy-node")[1].kill()
     wait_until(lambda: len(processes(workspace, "convoy-rank")) == 2)
     wait_until(lambda: len(processes(workspace, "convoy-rank")) == 3)
-    slowly.unlink()
+    set_pace(workspace, 0.0)
     output, _ = stage.communicate(timeout=240)
     assert stage.returncode == 0, output
     assert "train: the world of 2 nodes makes way for one of 3" in output

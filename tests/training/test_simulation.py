@@ -1,6 +1,7 @@
 """`convoy simulate`: real nodes are cut off, stopped and killed, by scenario and by command."""
 
 import json
+import os
 import socket
 import time
 from pathlib import Path
@@ -11,7 +12,7 @@ import yaml
 
 from tests.pipeline.conftest import uploaded, work
 from tests.training.test_kill import processes, wait_until
-from tests.training.test_nodes import STEPS, TOLERANCE, read_samples, seeing_workspace
+from tests.training.test_nodes import STEPS, TOLERANCE, read_samples, seeing_workspace, set_pace
 from tests.workspaces import BIN, Workspace
 from training.errors import NetworkUnavailable
 from training.network import NamespaceNetwork
@@ -27,14 +28,12 @@ train:
   network: {namespaces: true, rate_mbit: 200, lost_seconds: 2}
 disk_mib: 16
 faults:
-  - {fault: cut, node: 1, step: 30, for_seconds: 5}
+  - {fault: cut, node: 1, step: 5, for_seconds: 5}
 """
 
 
 @pytest.fixture
 def _can_make_namespaces() -> None:
-    import os
-
     try:
         NamespaceNetwork(2, dict(os.environ)).close()
     except NetworkUnavailable as error:
@@ -74,21 +73,22 @@ def test_cut_off_then_slow_then_killed(tmp_path: Path) -> None:
         path.unlink()
     devices = socket.if_nameindex()
 
-    slowly = workspace.path / "slowly"
-    slowly.touch()
+    set_pace(workspace, 1.0)
     command = ("convoy", "simulate", "run", "scenario.yaml", "--json", "--record", "again.yaml")
     running = workspace.start(*command)
     wait_until(lambda: _num_ranks(workspace) == 2)
     wait_until(lambda: _num_ranks(workspace) == 1)  # node 1 is cut off
     wait_until(lambda: _num_ranks(workspace) == 2)
     wait_until(lambda: len(list(workspace.path.glob("seen/*-1"))) == 2)
+    set_pace(workspace, 0.1)
     _slow_down(workspace, 12)
+    set_pace(workspace, 1.0)
     refused = workspace.run("convoy", "simulate", "fault", "kill", "node-7", expect=1)
     assert "error: there is no node 7: there are 0, 1" in refused
     assert "node 0 was killed" in workspace.run("convoy", "simulate", "fault", "kill", "node-0")
     wait_until(lambda: _num_ranks(workspace) == 1)
     wait_until(lambda: _num_ranks(workspace) == 2)
-    slowly.unlink()
+    set_pace(workspace, 0.0)
     output, _ = running.communicate(timeout=240)
     assert running.returncode == 0, output
 
@@ -112,7 +112,7 @@ def test_cut_off_then_slow_then_killed(tmp_path: Path) -> None:
     again = yaml.safe_load(workspace.read("again.yaml"))
     assert again["disk_mib"] == 16
     assert [(one["fault"], one["node"]) for one in again["faults"]] == [("cut", 1), ("kill", 0)]
-    assert again["faults"][0]["step"] == pytest.approx(30, abs=10)
+    assert again["faults"][0]["step"] == pytest.approx(5, abs=1)
     assert processes(workspace) == []
     assert socket.if_nameindex() == devices
     assert not (workspace.path / "artifacts/train").exists()
