@@ -345,7 +345,7 @@ def evaluate(config: Config) -> Metrics:
 
 def _read_training_loss() -> float:
     lines = (workspace.TRAINED / STEPS_FILE).read_text().splitlines()
-    return fmean(json.loads(line)["loss"] for line in lines[-max(1, len(lines) // 10) :])
+    return fmean(json.loads(line)["loss"] for line in lines[-max(3, len(lines) // 10) :])
 
 
 def _score_by_workers(config: Config, root: Path, run_id: str, num_workers: int) -> list[Sums]:

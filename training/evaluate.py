@@ -41,7 +41,8 @@ class Metrics(BaseModel, frozen=True, extra="forbid"):
     excluded: tuple[Exclusion, ...]
     """Held-out records that the site may not read."""
     training_loss: float | None = None
-    """Mean over the last tenth of the logged steps, to set beside the loss of held-out records."""
+    """Mean over the last tenth of the logged steps, three at least, to set beside the loss of
+    held-out records."""
 
     @property
     def primary_value(self) -> float:
