@@ -279,7 +279,7 @@ def test_how_far_two_models_are_apart_and_how_to_compare_them(place: Place, wins
         created = client.create_model_version(name, "file:///nowhere", place.run_id, tags=tags)
         version = seat(client, name, created, metrics, tags)
     assert version.wins == wins
-    assert ", which is 2 of 5 held-out records. The two were measured on" in version.reason
+    assert ", a difference of 2 of 5 held-out records. The two were measured on" in version.reason
     assert "check out gggggggggggg, its revision, in a copy of this folder" in version.reason
     again = "should be the champion again" if wins else "set register.model_name anew"
     assert again in version.reason
