@@ -51,7 +51,7 @@ def judge(client: Any, name: str, metrics: Metrics, tags: Mapping[str, str]) -> 
 def _count_apart(difference: float, metrics: Metrics) -> str:
     """Accuracies differ by few records where few are held out."""
     count = sum(metrics.num_records.values())
-    return f", which is {round(abs(difference) * count)} of {count} held-out records"
+    return f", a difference of {round(abs(difference) * count)} of {count} held-out records"
 
 
 def _advise_comparison(champion: Any, wins: bool) -> str:
