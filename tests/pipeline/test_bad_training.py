@@ -167,6 +167,8 @@ def scored(tmp_path_factory: pytest.TempPathFactory, uploaded: Workspace) -> Wor
             incidents=(),
         )
         workspace.write_result(workspace.TRAINED / "report.json", report)
+        line = {"step": 1, "loss": 0.7}
+        (workspace.TRAINED / "steps.jsonl").write_text(json.dumps(line) + "\n")
         STAGES["evaluate"](config)
     forget_workload()
     return Workspace(path, uploaded.environment)
