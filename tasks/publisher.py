@@ -17,13 +17,13 @@ from pydantic import BaseModel
 from pipeline.progress import Progress
 from tasks.artifacts import ProgressArtifact, Rows, publish, publish_stages
 
-_CLOSE_SECONDS = 20.0
+_CLOSE_SECONDS = 240.0
 _PAUSE_SECONDS = 2.0
 
 
 class Publisher:
     """Shows progress and results of one flow run. Leaving the context waits for what is on its way,
-    for at most 20 seconds, and raises what went wrong but for an API that was away."""
+    for at most four minutes, and raises what went wrong but for an API that was away."""
 
     def __init__(self, logger: "Logger | LoggerAdapter[Any]") -> None:
         self._logger = logger
