@@ -8,7 +8,10 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 
 BENCHMARKS := imports flow write read memory scale transfer audit_log step loader checkpoint scaling communication synchronization recovery
 
-.PHONY: help run up test lint repro bench parity tamper clean
+SEED ?= 1
+RUNS ?= 3
+
+.PHONY: help run up test lint repro bench parity tamper chaos clean
 
 help: ## Show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -39,6 +42,9 @@ parity: .venv/dev.done ## Compare every way to distribute with one process, see 
 
 tamper: .venv/dev.done ## Damage what is stored in 100,000 random ways: all must be refused
 	python -m tests.tamper
+
+chaos: .venv/dev.done ## Run whole flows while their processes die: SEED=n RUNS=m, see docs/chaos.md
+	python -m tests.chaos --seed $(SEED) --runs $(RUNS)
 
 clean: ## Remove what runs left here, keys included; keeps .venv
 	rm -rf .convoy artifacts datasets dvc.lock .dvc/cache .dvc/tmp

@@ -40,7 +40,7 @@ _START_SECONDS = 90.0
 T = TypeVar("T")
 
 # Ask the kernel to kill this process when its parent dies, then become the server.
-_DIE_WITH_PARENT = (
+DIE_WITH_PARENT = (
     "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execv(sys.argv[1], sys.argv[1:])"
 )
 
@@ -239,7 +239,7 @@ def _running(
     """Run a server in a process group of its own, killed as a whole on the way out."""
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, *command],
+            [sys.executable, "-I", "-S", "-c", DIE_WITH_PARENT, *command],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -42,12 +42,18 @@ class HangWatch:
 
     def __init__(self, patience_seconds: float) -> None:
         self._patience_seconds = patience_seconds
+        self._began = time.monotonic()
         self._step_seconds: deque[float] = deque(maxlen=50)
         self._step = 0
         self._quiet_since: tuple[float, dict[int, tuple[float, int]]] | None = None
 
     def look(self, beats: Sequence[Beat], num_ranks: int) -> Hang | None:
         """The hang, if there is one by now."""
+        if len(beats) < num_ranks:
+            waited = time.monotonic() - self._began
+            if waited > self._patience_seconds:
+                rank = min(set(range(num_ranks)) - {beat.rank for beat in beats})
+                return Hang(rank, f"rank {rank} has not begun after {waited:.1f} s", waited)
         if not beats:
             return None
         newest = max(beat.step for beat in beats)

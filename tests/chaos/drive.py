@@ -1,0 +1,184 @@
+"""One run of the flow while its faults happen."""
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import psutil
+
+from tests.chaos.plan import Fault
+from tests.chaos.site import Site, StageLog
+
+ENDED = ("COMPLETED", "FAILED", "CANCELLED")
+_POLL_SECONDS = 0.02
+_RECOVERY_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Happened:
+    """A fault that was done, and what was seen then."""
+
+    fault: Fault
+    stage: str
+    step: int
+    """That a rank was in; 0 where there was none."""
+    victims: tuple[str, ...]
+    seen: str
+
+
+class Drive:
+    """Does the faults of one run, one after the other, each at its moment."""
+
+    def __init__(self, site: Site, faults: list[Fault], tell: Callable[[str], None]) -> None:
+        self._site = site
+        self._faults = list(faults)
+        self._log = StageLog(site)
+        self._tell = tell
+        self._wait_for_progress: tuple[float, int, frozenset[int]] | None = None
+        self._threads: list[threading.Thread] = []
+        self.happened: list[Happened] = []
+        self.missed: list[Fault] = []
+        """Those whose moment did not come."""
+
+    def run(self, seconds: float) -> str:
+        """Start a run of the deployment and wait for the end of its last life; gives its state.
+
+        Raises TimeoutError when there is none in time.
+        """
+        answer = self._site.api.ask_for_run()
+        assert answer.ok, answer.text
+        run_id: str = answer.json()["id"]
+        deadline = time.monotonic() + seconds
+        asked = 0.0
+        while time.monotonic() < deadline:
+            self._log.look()
+            self._act()
+            if time.monotonic() - asked > 1.0:
+                asked = time.monotonic()
+                run_id, state = self._follow(run_id)
+                if state in ENDED:
+                    self.missed = self._faults
+                    for thread in self._threads:
+                        thread.join()
+                    return state
+            time.sleep(_POLL_SECONDS)
+        raise TimeoutError(f"flow run {run_id} has not ended after {seconds:.0f} s")
+
+    def _follow(self, run_id: str) -> tuple[str, str]:
+        """The life that goes on with a run, and its state; the same as before while Prefect is
+        away."""
+        try:
+            runs = {run["id"]: run for run in self._site.api.runs()}
+        except OSError:  # requests' errors are
+            return run_id, ""
+        if run_id not in runs:
+            return run_id, ""
+        while True:
+            following = [r for r in runs.values() if r["parameters"].get("continues") == run_id]
+            alive = [r for r in following if r["state_type"] != "CANCELLED"]
+            if not alive:
+                return run_id, runs[run_id]["state_type"]
+            run_id = alive[0]["id"]
+
+    def _act(self) -> None:
+        """Do the next fault if its moment is now."""
+        if not self._faults or self._recovers():
+            return
+        fault = self._faults[0]
+        if self._log.stage != fault.stage:
+            return
+        beats = self._site.read_beats() if fault.stage == "train" else []
+        step = max((beat.step for beat in beats), default=0)
+        if fault.stage == "train":
+            if step < fault.step or any(beat.phase == "ended" for beat in beats):
+                return
+            if fault.in_save and not self._site.is_saving():
+                return
+            time.sleep(fault.after_seconds)
+        elif time.monotonic() - self._log.since < fault.after_seconds:
+            return
+        pids = frozenset(beat.pid for beat in beats)
+        victims = self._strike(fault)
+        if not victims:
+            return  # between two lives
+        self._faults.pop(0)
+        if fault.kind.stages == ("train",):
+            self._wait_for_progress = (time.monotonic(), step, pids)
+        happened = Happened(fault, self._log.stage, step, victims, "")
+        self.happened.append(happened)
+        where = f"step {step}" if step else f"{time.monotonic() - self._log.since:.1f} s"
+        self._tell(f"{fault.stage:<9} {where:<10} {fault.kind.name:<18} {', '.join(victims)}")
+
+    def _recovers(self) -> bool:
+        """Whether the world has not yet come to a step after the last fault in it."""
+        if self._wait_for_progress is None:
+            return False
+        since, step, pids = self._wait_for_progress
+        beats = self._site.read_beats()
+        is_new = beats and not pids & {beat.pid for beat in beats}
+        began = all(beat.step > (0 if is_new else step) for beat in beats) if beats else False
+        if began or self._log.stage != "train":
+            self._wait_for_progress = None
+        return not began and time.monotonic() - since < _RECOVERY_SECONDS
+
+    def _strike(self, fault: Fault) -> tuple[str, ...]:
+        kind = fault.kind
+        if kind.victim == "machine":
+            self._site.restart_machine()
+            return ("convoy up and all of it",)
+        if kind.victim in self._site.servers:
+            return self._strike_server(fault)
+        found = self._find(fault)
+        names = tuple(_name(process) for process in found)
+        for process in found:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGKILL if kind.action == "kill" else signal.SIGSTOP)
+        if kind.action == "pause":
+            self._continue_later(found, fault.pause_seconds)
+            names = (*names, f"for {fault.pause_seconds} s")
+        return names if found else ()
+
+    def _find(self, fault: Fault) -> list[psutil.Process]:
+        site, victim = self._site, fault.kind.victim
+        try:
+            if victim in ("rank", "agent", "node"):
+                found = site.find_named(f"convoy-{victim}")
+                return [found[int(fault.choice * len(found))]] if found else []
+            if victim in ("prefect", "mlflow"):
+                guard = site.find_guard(victim)
+                return guard.children(recursive=True) if guard else []
+            process = site.find_worker() if victim == "worker" else site.find_flow_run()
+            return [process] if process else []
+        except psutil.NoSuchProcess:
+            return []
+
+    def _strike_server(self, fault: Fault) -> tuple[str, ...]:
+        server = self._site.servers[fault.kind.victim]
+        if fault.kind.action == "kill":
+            thread = threading.Thread(target=server.restart)
+            thread.start()
+            self._threads.append(thread)
+            return (f"process {server.pid}, started again after 0.5 s",)
+        process = psutil.Process(server.pid)
+        process.suspend()
+        self._continue_later([process], fault.pause_seconds)
+        return (f"process {server.pid} for {fault.pause_seconds} s",)
+
+    def _continue_later(self, processes: list[psutil.Process], seconds: float) -> None:
+        def work() -> None:
+            for process in processes:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.resume()
+
+        timer = threading.Timer(seconds, work)
+        timer.start()
+        self._threads.append(timer)
+
+
+def _name(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.Error):
+        return f"{process.name()} {process.pid}"
+    return f"process {process.pid}"

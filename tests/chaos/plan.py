@@ -1,0 +1,111 @@
+"""What is to go wrong in a run, and when: drawn from a seed."""
+
+import random
+from dataclasses import dataclass
+
+STAGES = ("ingest", "shard", "upload", "train", "evaluate", "register")
+LATER = ("upload", "train", "evaluate", "register")
+
+WORLD = ("train",)
+"""Stages that have ranks, agents and nodes."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Something that goes wrong."""
+
+    victim: str
+    action: str
+    """kill: SIGKILL. stop: SIGSTOP, for good. pause: SIGSTOP, and SIGCONT after a while."""
+    stages: tuple[str, ...] = STAGES
+    weight: int = 1
+    """How often it is drawn, in proportion to the others."""
+    needs_servers: bool = False
+    """Whether it is of the stores' servers."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.victim} {self.action}"
+
+
+KINDS = (
+    Kind("rank", "kill", WORLD, 6),
+    Kind("rank", "stop", WORLD, 3),
+    Kind("rank", "pause", WORLD, 2),
+    Kind("agent", "kill", WORLD, 5),
+    Kind("agent", "stop", WORLD),
+    Kind("node", "kill", WORLD, 4),
+    Kind("node", "stop", WORLD),
+    Kind("supervisor", "kill", WORLD, 2),
+    Kind("supervisor", "pause", WORLD, 2),
+    Kind("flow run", "kill", STAGES, 3),
+    Kind("flow run", "pause", STAGES, 2),
+    Kind("worker", "kill", STAGES, 2),
+    Kind("worker", "pause", STAGES),
+    Kind("prefect", "kill", STAGES, 2),
+    Kind("prefect", "pause", STAGES, 2),
+    Kind("mlflow", "kill", LATER, 2),
+    Kind("mlflow", "pause", LATER, 2),
+    Kind("machine", "kill"),
+    Kind("s3", "kill", LATER, 3, True),
+    Kind("s3", "pause", LATER, 3, True),
+    Kind("key service", "kill", LATER, 3, True),
+    Kind("key service", "pause", LATER, 3, True),
+)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that goes wrong at a moment of the flow."""
+
+    kind: Kind
+    stage: str
+    after_seconds: float = 0.0
+    """Of the stage; in training, of being at the step."""
+    step: int = 0
+    """Of training, that a rank is in; 0 in other stages."""
+    in_save: bool = False
+    """Once a checkpoint is being written."""
+    choice: float = 0.0
+    """Which of several victims, from 0 to 1."""
+    pause_seconds: float = 0.0
+
+
+def draw_faults(
+    rng: random.Random,
+    num_world: int,
+    num_others: int,
+    num_steps: int,
+    stage_seconds: dict[str, float],
+    with_servers: bool,
+) -> list[Fault]:
+    """Faults of one run in the order of their moments: so many within the world of ranks, so many
+    of all else."""
+    world = [kind for kind in KINDS if kind.stages == WORLD]
+    others = [
+        kind for kind in KINDS if kind.stages != WORLD and (with_servers or not kind.needs_servers)
+    ]
+    kinds = rng.choices(world, [kind.weight for kind in world], k=num_world)
+    kinds += rng.choices(others, [kind.weight for kind in others], k=num_others)
+    faults = [_draw_moment(rng, kind, num_steps, stage_seconds) for kind in kinds]
+    return sorted(faults, key=lambda f: (STAGES.index(f.stage), f.step, f.after_seconds))
+
+
+def _draw_moment(
+    rng: random.Random, kind: Kind, num_steps: int, stage_seconds: dict[str, float]
+) -> Fault:
+    stage = rng.choice(kind.stages)
+    pause_seconds = rng.choice((0.2, 1.0, 4.0)) if kind.action == "pause" else 0.0
+    choice = rng.random()
+    if stage == "train":
+        return Fault(
+            kind,
+            stage,
+            after_seconds=rng.uniform(0.0, 0.1),
+            step=rng.randrange(1, num_steps),
+            in_save=rng.random() < 0.25,
+            choice=choice,
+            pause_seconds=pause_seconds,
+        )
+    after = rng.uniform(0.0, stage_seconds[stage])
+    return Fault(kind, stage, after_seconds=after, choice=choice, pause_seconds=pause_seconds)

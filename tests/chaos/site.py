@@ -1,0 +1,210 @@
+"""Where the runs happen: a workspace, its `convoy up`, and the stores' servers."""
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.flows.convoy_up import Up, find_processes, read_urls, start_up
+from tests.flows.prefect_api import PrefectApi, wait_until
+from tests.servers import DIE_WITH_PARENT, openbao, seaweedfs
+from tests.workspaces import PARAMS, Workspace, make_workspace
+from training.heartbeat import Beat, read_beats
+
+WORKLOAD = Path(__file__).with_name("workload.py")
+BUCKETS = ("eu", "us", "cn")
+_STAGE = re.compile(r" - (ingest|shard|upload|train|evaluate|register): (.*)")
+
+
+@dataclass
+class Server:
+    """A server of the stores, started again as a process manager would."""
+
+    pid: int
+    restarted: subprocess.Popen[bytes] | None = None
+
+    def restart(self) -> None:
+        """Kill it with its children, and start it again with what it was started with."""
+        process = psutil.Process(self.pid)
+        command, directory = process.cmdline(), process.cwd()
+        environment = process.environ()
+        family = [process, *process.children(recursive=True)]
+        for one in family:
+            one.kill()
+        if self.restarted:
+            self.restarted.wait()
+        time.sleep(0.5)
+        with (Path(directory) / f"restarted-{process.pid}.log").open("wb") as log:
+            self.restarted = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", DIE_WITH_PARENT, *command],
+                cwd=directory,
+                env=environment,
+                stdout=log,
+                stderr=log,
+                process_group=0,
+            )
+        self.pid = self.restarted.pid
+
+    def close(self) -> None:
+        """End it, if it is not the first that was started, which ends with its context."""
+        if self.restarted:
+            self.restarted.kill()
+            self.restarted.wait()
+
+
+@dataclass
+class Site:
+    """A workspace whose `convoy up` runs, and what it needs."""
+
+    workspace: Workspace
+    up: Up
+    servers: dict[str, Server] = field(default_factory=dict)
+
+    @property
+    def api(self) -> PrefectApi:
+        return self.up.api
+
+    def find_guard(self, *names: str) -> psutil.Process | None:
+        """The guard of one of the servers of `convoy up`."""
+        for guard in psutil.Process(self.up.process.pid).children():
+            with contextlib.suppress(psutil.Error):
+                if any(name in guard.cmdline() for name in names):
+                    return guard
+        return None
+
+    def find_worker(self) -> psutil.Process | None:
+        """The process that serves the deployment."""
+        guard = self.find_guard("flows.cli")
+        return next(iter(guard.children()), None) if guard else None
+
+    def find_flow_run(self) -> psutil.Process | None:
+        """The process of the flow run that is at work."""
+        worker = self.find_worker()
+        return next(iter(worker.children()), None) if worker else None
+
+    def find_named(self, name: str) -> list[psutil.Process]:
+        """Nodes, agents or ranks at work in the workspace, in a fixed order."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):  # gone meanwhile
+                if process.name().startswith(name) and process.cwd() == str(self.workspace.path):
+                    found.append(process)
+        return sorted(found, key=lambda process: (process.name(), process.pid))
+
+    def read_beats(self) -> list[Beat]:
+        """Where the ranks of the present world are."""
+        runs = self.workspace.path.glob(".convoy/runs/*/progress")
+        return [beat for directory in runs for beat in read_beats(directory.parent)]
+
+    def is_saving(self) -> bool:
+        """Whether a checkpoint is being written."""
+        found = self.workspace.path.glob(".convoy/runs/*/checkpoints/step-*")
+        return any(not (path / "committed.json").exists() for path in found)
+
+    def restart_machine(self) -> None:
+        """Kill `convoy up`, so that all of it ends, and start it again at the same ports."""
+        self.up.process.kill()
+        self.up.process.communicate()
+        wait_until(lambda: not find_processes(self.workspace), 60)
+        ports = [url.rsplit(":", 1)[1] for url in (self.up.prefect, self.up.mlflow)]
+        process = self.workspace.start(
+            "convoy", "up", "--prefect-port", ports[0], "--mlflow-port", ports[1]
+        )
+        urls = read_urls(process)
+        assert urls == (self.up.prefect, self.up.mlflow)
+        self.up = Up(self.workspace, process, self.api, *urls)
+
+
+class StageLog:
+    """In which stage the flow is, by what its runs print."""
+
+    def __init__(self, site: Site) -> None:
+        self._path = site.workspace.path / ".convoy/logs/serve.log"
+        self._offset = self._path.stat().st_size
+        self.stage = ""
+        self.since = 0.0
+
+    def look(self) -> None:
+        """Read what was printed since."""
+        size = self._path.stat().st_size
+        if size < self._offset:  # of another `convoy up`
+            self._offset = 0
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            content = file.read().rpartition(b"\n")
+        self._offset += len(content[0] + content[1])
+        for stage, said in _STAGE.findall(content[0].decode(errors="replace")):
+            if said.startswith(("done in", "up to date")):
+                self.stage = ""
+            elif stage != self.stage:
+                self.stage, self.since = stage, time.monotonic()
+
+
+@contextlib.contextmanager
+def open_site(home: Path, train: dict[str, Any], *, with_servers: bool) -> Iterator[Site]:
+    """A site in `home`; everything of it ends with the block."""
+    with contextlib.ExitStack() as stack:
+        regions: dict[str, Any] = PARAMS["regions"]
+        environment: dict[str, str] = {}
+        servers: dict[str, Server] = {}
+        if with_servers:
+            regions, environment, servers = _start_servers(home, stack)
+        workspace = make_workspace(
+            home / "w",
+            {"TMPDIR": str(home / "tmp"), **environment},
+            regions=regions,
+            train=PARAMS["train"] | train,
+            schedule={"cron": None, "retries": 3, "max_resubmissions": 20},
+        )
+        (home / "tmp").mkdir()
+        shutil.copy(WORKLOAD, workspace.path / PARAMS["workload"]["code"])
+        process = start_up(workspace)
+        prefect, mlflow = read_urls(process)
+        api = PrefectApi(f"{prefect}/api", "toy")
+        site = Site(workspace, Up(workspace, process, api, prefect, mlflow), servers)
+        try:
+            yield site
+        finally:
+            api.close()
+            site.up.process.send_signal(signal.SIGINT)
+            site.up.process.communicate(timeout=90)
+            for server in servers.values():
+                server.close()
+
+
+def _start_servers(
+    home: Path, stack: contextlib.ExitStack
+) -> tuple[dict[str, Any], dict[str, str], dict[str, Server]]:
+    (home / "s3").mkdir()
+    (home / "vault").mkdir()
+    s3 = stack.enter_context(seaweedfs(home / "s3"))
+    vault = stack.enter_context(openbao(home / "vault"))
+    for bucket in BUCKETS:
+        s3.make_bucket(f"convoy-{bucket}")
+    regions = {
+        name: {
+            "jurisdiction": name.upper(),
+            "store": s3.store_url(f"convoy-{name}"),
+            "wrapping_key": vault.wrapping_key_url(name),
+        }
+        for name in BUCKETS
+    }
+    servers = {}
+    for child in psutil.Process(os.getpid()).children():
+        command = " ".join(child.cmdline())
+        if str(home / "s3") in command:
+            servers["s3"] = Server(child.pid)
+        elif str(home / "vault") in command:
+            servers["key service"] = Server(child.pid)
+    assert len(servers) == 2
+    return regions, {**s3.environment, **vault.environment}, servers
