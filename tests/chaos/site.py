@@ -109,7 +109,13 @@ class Site:
     def is_saving(self) -> bool:
         """Whether a checkpoint is being written."""
         found = self.workspace.path.glob(".convoy/runs/*/checkpoints/step-*")
-        return any(not (path / "committed.json").exists() for path in found)
+        for path in found:
+            with contextlib.suppress(FileNotFoundError):
+                # One that was killed in mid-save may stay for a while.
+                is_new = time.time() - path.stat().st_mtime < 0.5
+                if is_new and not (path / "committed.json").exists():
+                    return True
+        return False
 
     def restart_machine(self) -> None:
         """Kill `convoy up`, so that all of it ends, and start it again at the same ports."""

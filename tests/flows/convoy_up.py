@@ -27,7 +27,7 @@ class Up:
         with requests.Session() as session:
             session.trust_env = False
             url = f"{self.mlflow}/api/2.0/mlflow/{path}"
-            if path.endswith(("search", "search-experiments")):
+            if path in ("runs/search", "experiments/search"):
                 answer = session.post(url, json=content, timeout=30)
             else:
                 answer = session.get(url, params=content, timeout=30)

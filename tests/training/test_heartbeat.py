@@ -4,6 +4,7 @@ import threading
 import time
 from pathlib import Path
 
+from training.hang import HangWatch
 from training.heartbeat import Heartbeat, clear_beats, read_beats
 from training.phases import PHASES
 
@@ -47,3 +48,12 @@ def test_a_reader_never_sees_half_a_beat(tmp_path: Path) -> None:
     finally:
         stopped.set()
         thread.join()
+
+
+def test_a_rank_that_never_begins_is_a_hang() -> None:
+    watch = HangWatch(patience_seconds=0.05)
+    assert watch.look([], 2) is None
+    time.sleep(0.1)
+    hang = watch.look([], 2)
+    assert hang
+    assert (hang.rank, "has not begun" in hang.why) == (0, True)
