@@ -39,7 +39,7 @@ FAULTS = [
     at(1000, "supervisor pause", pause_seconds=1.0),
     at(1200, "agent kill", in_save=True),
     at(1400, "prefect kill"),
-    in_stage("register", "flow run kill", after_seconds=1.0),
+    in_stage("register", "flow run kill"),
 ]
 
 

@@ -39,6 +39,7 @@ class Drive:
         self._tell = tell
         self._wait_for_progress: tuple[float, int, frozenset[int]] | None = None
         self._threads: list[threading.Thread] = []
+        self._state = ""
         self.happened: list[Happened] = []
         self.missed: list[Fault] = []
         """Those whose moment did not come."""
@@ -50,22 +51,31 @@ class Drive:
         """
         answer = self._site.api.ask_for_run()
         assert answer.ok, answer.text
-        run_id: str = answer.json()["id"]
+        ended = threading.Event()
+        # Beside the faults: Prefect may be away for a while, and they are not to wait.
+        follower = threading.Thread(target=self._watch_lives, args=(answer.json()["id"], ended))
+        follower.start()
         deadline = time.monotonic() + seconds
-        asked = 0.0
-        while time.monotonic() < deadline:
-            self._log.look()
-            self._act()
-            if time.monotonic() - asked > 1.0:
-                asked = time.monotonic()
-                run_id, state = self._follow(run_id)
-                if state in ENDED:
-                    self.missed = self._faults
-                    for thread in self._threads:
-                        thread.join()
-                    return state
-            time.sleep(_POLL_SECONDS)
-        raise TimeoutError(f"flow run {run_id} has not ended after {seconds:.0f} s")
+        try:
+            while follower.is_alive():
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"the flow has not ended after {seconds:.0f} s")
+                self._log.look()
+                self._act()
+                time.sleep(_POLL_SECONDS)
+        finally:
+            ended.set()
+            for thread in (follower, *self._threads):
+                thread.join()
+        self.missed = self._faults
+        return self._state
+
+    def _watch_lives(self, run_id: str, ended: threading.Event) -> None:
+        """Until the last life of a run has ended, or nobody waits for it."""
+        while not ended.wait(1.0):
+            run_id, self._state = self._follow(run_id)
+            if self._state in ENDED:
+                return
 
     def _follow(self, run_id: str) -> tuple[str, str]:
         """The life that goes on with a run, and its state; the same as before while Prefect is

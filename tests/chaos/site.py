@@ -90,7 +90,12 @@ class Site:
     def find_flow_run(self) -> psutil.Process | None:
         """The process of the flow run that is at work."""
         worker = self.find_worker()
-        return next(iter(worker.children()), None) if worker else None
+        for child in worker.children() if worker else ():
+            with contextlib.suppress(psutil.Error):
+                # Beside it there is Python's tracker of shared memory, and who was killed.
+                if any("spawn_main" in part for part in child.cmdline()):
+                    return child
+        return None
 
     def find_named(self, name: str) -> list[psutil.Process]:
         """Nodes, agents or ranks at work in the workspace, in a fixed order."""
