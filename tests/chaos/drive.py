@@ -81,9 +81,11 @@ class Drive:
         """The life that goes on with a run, and its state; the same as before while Prefect is
         away."""
         try:
-            runs = {run["id"]: run for run in self._site.api.runs()}
+            found = self._site.api.runs()
         except OSError:  # requests' errors are
             return run_id, ""
+        # Of a server that is half up it may be an error instead.
+        runs = {run["id"]: run for run in found} if isinstance(found, list) else {}
         if run_id not in runs:
             return run_id, ""
         while True:
