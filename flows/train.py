@@ -150,7 +150,7 @@ class _Watcher:
         self._outer = current_listener()
         self._publisher = publisher
         self._logger = get_run_logger()
-        self._stage = ""
+        self._kind = ("", False)
         self._shown = 0.0
 
     def __call__(self, progress: Progress) -> None:
@@ -160,9 +160,11 @@ class _Watcher:
             self._logger.warning("%s", progress)
             return
         now = time.monotonic()
-        soon = progress.stage == self._stage and now - self._shown < _PROGRESS_SECONDS
+        # The first word of a stage has no total yet, and must not keep the first count away.
+        kind = (progress.stage, bool(progress.total))
+        soon = kind == self._kind and now - self._shown < _PROGRESS_SECONDS
         if soon and progress.done != progress.total:
             return
-        self._stage, self._shown = progress.stage, now
+        self._kind, self._shown = kind, now
         self._publisher.show(progress)
         self._logger.info("%s", progress)

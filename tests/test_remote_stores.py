@@ -91,7 +91,7 @@ def test_the_local_shards_are_not_needed(trained: Workspace) -> None:
         path.unlink()
     receipt = trained.read("artifacts/upload/eu.json")
     num_puts = trained.read(".convoy/access/log.jsonl").count(b'"action":"put"')
-    assert "12 sealed shards in eu" in trained.run("convoy", "stage", "upload")
+    assert "eu holds 12 sealed shards" in trained.run("convoy", "stage", "upload")
     assert trained.read("artifacts/upload/eu.json") == receipt
     assert trained.read(".convoy/access/log.jsonl").count(b'"action":"put"') == num_puts > 0
     trained.run("convoy", "stage", "train")
