@@ -26,7 +26,8 @@ def main() -> int:
     parser.add_argument("--other-faults", type=int, default=2, help="a run")
     parser.add_argument("--servers", action="store_true", help="stores on S3, keys in OpenBao")
     options = parser.parse_args()
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):  # either ends the servers too
+        signal.signal(number, signal.default_int_handler)
     prepare_environment(Path("/nonexistent"))
     outcomes = run_batch(
         options.seed,

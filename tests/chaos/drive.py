@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from tests.chaos.plan import Fault
+from tests.chaos.plan import STAGES, Fault
 from tests.chaos.site import Site, StageLog
 
 ENDED = ("COMPLETED", "FAILED", "CANCELLED")
@@ -67,7 +67,7 @@ class Drive:
             ended.set()
             for thread in (follower, *self._threads):
                 thread.join()
-        self.missed = self._faults
+        self.missed += self._faults
         return self._state
 
     def _watch_lives(self, run_id: str, ended: threading.Event) -> None:
@@ -97,6 +97,8 @@ class Drive:
 
     def _act(self) -> None:
         """Do the next fault if its moment is now."""
+        while self._faults and self._log.stage and self._is_over(self._faults[0].stage):
+            self.missed.append(self._faults.pop(0))
         if not self._faults or self._recovers():
             return
         fault = self._faults[0]
@@ -123,6 +125,10 @@ class Drive:
         self.happened.append(happened)
         where = f"step {step}" if step else f"{time.monotonic() - self._log.since:.1f} s"
         self._tell(f"{fault.stage:<9} {where:<10} {fault.kind.name:<18} {', '.join(victims)}")
+
+    def _is_over(self, stage: str) -> bool:
+        """Whether the flow is beyond a stage, which may have taken less time than it did before."""
+        return STAGES.index(stage) < STAGES.index(self._log.stage)
 
     def _recovers(self) -> bool:
         """Whether the world has not yet come to a step after the last fault in it."""
@@ -158,6 +164,8 @@ class Drive:
         try:
             if victim in ("rank", "agent", "node"):
                 found = site.find_named(f"convoy-{victim}")
+                # Stopped again, it would be none the worse.
+                found = [one for one in found if one.status() != psutil.STATUS_STOPPED]
                 return [found[int(fault.choice * len(found))]] if found else []
             if victim in ("prefect", "mlflow"):
                 guard = site.find_guard(victim)
@@ -169,7 +177,10 @@ class Drive:
 
     def _strike_server(self, fault: Fault) -> tuple[str, ...]:
         server = self._site.servers[fault.kind.victim]
+        if server.is_away:
+            return ()
         if fault.kind.action == "kill":
+            server.is_away = True
             thread = threading.Thread(target=server.restart)
             thread.start()
             self._threads.append(thread)

@@ -29,6 +29,8 @@ TRAIN: dict[str, Any] = {
     # A node or an agent that is stopped while its ranks end is found by patience alone.
     "recovery": {"patience_seconds": 20.0, "longest_backoff_seconds": 4.0, "exclude_seconds": 1.0},
 }
+SAVED_TO_SERVERS = {"checkpoint": {"every_steps": 250, "keep": 2}}
+"""To an S3 server, which takes seconds for each."""
 _RUN_SECONDS = 420.0
 
 
@@ -60,7 +62,8 @@ def run_batch(
     """So many runs with faults, in a workspace of their own, which stays where one went wrong."""
     home = Path(tempfile.mkdtemp(prefix="convoy-chaos-"))
     outcomes = []
-    with open_site(home, TRAIN, with_servers=with_servers) as site:
+    train = TRAIN | SAVED_TO_SERVERS if with_servers else TRAIN
+    with open_site(home, train, with_servers=with_servers) as site:
         wanted, stage_seconds = run_undisturbed(site)
         tell("undisturbed: " + ", ".join(f"{k} {v:.1f} s" for k, v in stage_seconds.items()))
         for number in range(num_runs):

@@ -32,6 +32,8 @@ class Server:
 
     pid: int
     restarted: subprocess.Popen[bytes] | None = None
+    is_away: bool = False
+    """Killed, and not started again yet."""
 
     def restart(self) -> None:
         """Kill it with its children, and start it again with what it was started with."""
@@ -54,6 +56,7 @@ class Server:
                 process_group=0,
             )
         self.pid = self.restarted.pid
+        self.is_away = False
 
     def close(self) -> None:
         """End it, if it is not the first that was started, which ends with its context."""
