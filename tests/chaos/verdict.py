@@ -10,6 +10,7 @@ from typing import Any
 
 from safetensors.numpy import load
 
+from flows.environment import is_healthy
 from tests.chaos.site import Site
 from tests.flows.convoy_up import tags
 from tests.flows.prefect_api import wait_until
@@ -110,6 +111,8 @@ def _versions(site: Site) -> dict[str, dict[str, Any]]:
 
 
 def _check_mlflow(site: Site, before: Before) -> None:
+    # One that was killed in the run's last moment is on its way: `convoy up` starts it again.
+    wait_until(lambda: is_healthy(f"{site.up.mlflow}/health"), _SETTLE_SECONDS)
     runs = [run for run in _mlflow_runs(site) if run["info"]["run_id"] not in before.mlflow_runs]
     statuses = Counter(run["info"]["status"] for run in runs)
     assert statuses["FINISHED"] == 1, f"MLflow's new runs are {dict(statuses)}"
