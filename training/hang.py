@@ -10,14 +10,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from training.activity import Activity, read_activity, read_state
 from training.heartbeat import ENDED, STARTING, Beat
 
 # What a rank does by itself, at a pace that the steps before say nothing of.
 _OWN_PACE = (STARTING, "data_wait", "checkpoint", ENDED)
 _STACK_SECONDS = 0.5
-_BUSY_BYTES = 4096
-"""More than whoever looks for a silent node sends."""
-_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+_LEAST_SECONDS = 0.3
+"""Over which it is looked whether a rank goes on."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,10 @@ class HangWatch:
     """Judges one world by its ranks' beats.
 
     The bound is three median steps and a second, and holds while every rank is inside a step and
-    none of them works or receives, or one is stopped. Loading data, saving and starting have a
-    bound of their own, `patience_seconds`, which also ends a world whose ranks are busy but get
-    nowhere.
+    none of them works or receives, or one is stopped. A rank that a loaded machine gives no
+    processor is not waited for by the others alone: it does not hang. Loading data, saving and
+    starting have a bound of their own, `patience_seconds`, which also ends a world whose ranks are
+    busy but get nowhere.
     """
 
     def __init__(self, patience_seconds: float) -> None:
@@ -45,7 +46,7 @@ class HangWatch:
         self._began = time.monotonic()
         self._step_seconds: deque[float] = deque(maxlen=50)
         self._step = 0
-        self._quiet_since: tuple[float, dict[int, tuple[float, int]]] | None = None
+        self._quiet_since: tuple[float, dict[int, Activity]] | None = None
 
     def look(self, beats: Sequence[Beat], num_ranks: int) -> Hang | None:
         """The hang, if there is one by now."""
@@ -69,31 +70,28 @@ class HangWatch:
         if any(read_state(beat.pid) == "T" for beat in beats):
             return self._name(beats, seconds)
         own_pace = any(beat.phase in _OWN_PACE for beat in beats)
-        return None if own_pace or self._is_busy(beats) else self._name(beats, seconds)
+        return None if own_pace or self._goes_on(beats) else self._name(beats, seconds)
 
     @property
     def bound_seconds(self) -> float:
         """Silence within a step that is not yet a hang."""
         return 1.0 + 3 * statistics.median(self._step_seconds or [self._patience_seconds])
 
-    def _is_busy(self, beats: Sequence[Beat]) -> bool:
-        """Whether a rank has used the processor, or a link of its own that may be slow, since this
-        was first asked; a wait uses neither."""
+    def _goes_on(self, beats: Sequence[Beat]) -> bool:
+        """Whether a rank has been at work, or kept from it by a machine that others use, since this
+        was first asked; a wait for another rank is neither."""
         now = time.monotonic()
-        used = {
-            beat.rank: (read_cpu_seconds(beat.pid), read_link_bytes(beat.pid)) for beat in beats
-        }
+        done = {beat.rank: read_activity(beat.pid) for beat in beats}
         if self._quiet_since is None:
-            self._quiet_since = (now, used)
+            self._quiet_since = (now, done)
             return True
         since, before = self._quiet_since
-        if now - since < 0.3:
+        if now - since < _LEAST_SECONDS:
             return True
-        self._quiet_since = (now, used)
+        self._quiet_since = (now, done)
         return any(
-            seconds - before[rank][0] > 0.2 * (now - since)
-            or num_bytes - before[rank][1] > _BUSY_BYTES
-            for rank, (seconds, num_bytes) in used.items()
+            activity.has_gone_on(before[rank], now - since)
+            for rank, activity in done.items()
             if rank in before
         )
 
@@ -131,37 +129,3 @@ def dump_stacks(beats: Sequence[Beat], directory: Path) -> dict[int, str]:
 def stack_path(directory: Path, rank: int) -> Path:
     """Where a rank's stacks are written."""
     return directory / f"stack-{rank}.txt"
-
-
-def read_state(pid: int) -> str:
-    """One letter, as `ps` shows it: T for stopped; empty when the process is gone."""
-    fields = _read_stat(pid)
-    return fields[0] if fields else ""
-
-
-def read_cpu_seconds(pid: int) -> float:
-    """Processor time of all threads of a process; 0 when it is gone."""
-    fields = _read_stat(pid)
-    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND if fields else 0.0
-
-
-def read_link_bytes(pid: int) -> int:
-    """What came over the links of a process that has a network namespace of its own; 0 for one that
-    shares this one's, where it could be anybody's."""
-    try:
-        if os.readlink(f"/proc/{pid}/ns/net") == os.readlink("/proc/self/ns/net"):
-            return 0
-        lines = Path(f"/proc/{pid}/net/dev").read_text().splitlines()[2:]
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return 0
-    devices = (line.split(":") for line in lines)
-    return sum(int(numbers.split()[0]) for name, numbers in devices if name.strip() != "lo")
-
-
-def _read_stat(pid: int) -> list[str]:
-    try:
-        content = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return []
-    # The name, in parentheses, may hold anything.
-    return content[content.rindex(")") + 2 :].split()
