@@ -1,8 +1,10 @@
 """Processes that never outlive who started them, that bear a name, and that are known again."""
 
 import os
+import select
 import signal
 import socket
+import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +27,31 @@ def die_with_parent(death_signal: signal.Signals, parent: int) -> None:
         os.kill(os.getpid(), death_signal)
 
 
+def die_with_ancestor(death_signal: signal.Signals, variable: str) -> None:
+    """Send this process `death_signal` when the process that set an environment variable ends.
+
+    That is the nearest one above that does not have it itself. Between the two may stand shells,
+    which go on when it is killed: some replace themselves by the command, dash does not.
+    """
+    ancestor = parent = os.getppid()
+    try:
+        while _was_given(ancestor, variable):
+            ancestor = _read_parent_of(ancestor)
+        if ancestor == parent:
+            die_with_parent(death_signal, parent)
+            return
+        descriptor = os.pidfd_open(ancestor)
+    except (FileNotFoundError, ProcessLookupError):  # gone meanwhile
+        os.kill(os.getpid(), death_signal)
+        return
+
+    def watch() -> None:
+        select.select([descriptor], [], [])  # readable once the process has ended
+        os.kill(os.getpid(), death_signal)
+
+    threading.Thread(target=watch, name="convoy-ancestor", daemon=True).start()
+
+
 def read_parent() -> int:
     """The process that started this one, as it named itself."""
     return int(os.environ[PARENT_VARIABLE])
@@ -36,14 +63,27 @@ def find_descendants(pid: int) -> list[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with suppress(OSError):  # gone meanwhile
-                content = (entry / "stat").read_text()
-                # The name, in parentheses, may hold anything.
-                parent = int(content[content.rindex(")") + 2 :].split()[1])
-                children.setdefault(parent, []).append(int(entry.name))
+                pid_here = int(entry.name)
+                children.setdefault(_read_parent_of(pid_here), []).append(pid_here)
     found = [pid]
     for one in found:
         found += children.get(one, [])
     return found[1:]
+
+
+def _read_parent_of(pid: int) -> int:
+    content = Path(f"/proc/{pid}/stat").read_text()
+    # The name, in parentheses, may hold anything.
+    return int(content[content.rindex(")") + 2 :].split()[1])
+
+
+def _was_given(pid: int, variable: str) -> bool:
+    """Whether a process was started with an environment variable."""
+    try:
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:  # another user's
+        return False
+    return any(one.startswith(f"{variable}=".encode()) for one in environment.split(b"\0"))
 
 
 def set_name(name: str) -> None:

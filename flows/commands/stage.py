@@ -12,13 +12,13 @@ from pipeline.config import Config
 from pipeline.stages import STAGES
 from pipeline.workspace import ARTIFACTS, DATASETS, lock_workspace
 from storage.errors import ConvoyError
-from training.process import die_with_parent
+from training.process import die_with_ancestor
 
 
 def main(options: argparse.Namespace) -> int:
     if os.environ.get("DVC_STAGE") == options.name:
         # DVC that is killed cannot end its stage.
-        die_with_parent(signal.SIGTERM, os.getppid())
+        die_with_ancestor(signal.SIGTERM, "DVC_STAGE")
     config = Config.load()
     try:
         with lock_workspace(Path.cwd(), f"stage {options.name}"), show_progress():

@@ -46,11 +46,12 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     return workspace
 
 
-def test_a_killed_repro_and_a_number_that_another_has(workspace: Workspace) -> None:
+@pytest.mark.parametrize("shell", ["/bin/bash", "/bin/dash"])  # which goes, and which stays
+def test_a_killed_repro_and_a_number_that_another_has(workspace: Workspace, shell: str) -> None:
     module = workspace.path / "toy_workload.py"
     good = module.read_text()
     module.write_text(good + STOPPING)
-    repro = workspace.start("dvc", "repro", "ingest")
+    repro = workspace.start("dvc", "repro", "ingest", SHELL=shell)
     wait_until(lambda: list(workspace.path.rglob("begun")))
     rwlock = workspace.path / ".dvc/tmp/rwlock"
     held = json.loads(rwlock.read_bytes())
