@@ -1,4 +1,4 @@
-"""What is a hang and what is not, of real processes: one that waits, one that is given no processor."""
+"""What is a hang, of real processes: one that waits, one that is given no processor."""
 
 import os
 import signal
