@@ -6,8 +6,6 @@ and tells the browser so by a content security policy. It holds no content of a 
 
 import base64
 import hashlib
-import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -20,15 +18,14 @@ from markupsafe import Markup, escape
 from pipeline import workspace
 from pipeline.config import Config
 from pipeline.errors import WorkspaceError
-from pipeline.findings import Findings, LoggedStep, list_regions, read_findings
+from pipeline.findings import Findings, list_regions, read_findings
 from pipeline.lineage import digest_config
-from pipeline.plots import describe_curve, draw_curve, draw_stack, draw_timeline
+from pipeline.report_plots import draw_plots
 from pipeline.speed import PHASES, compare_ranks, find_slowest
 from pipeline.stages import STAGES
 from pipeline.versioning import read_revision
 from pipeline.whereabouts import list_contents, place_rows, use_rules
 from training.evaluate import Metrics, Score
-from training.goodput import Goodput, Stretch
 
 _TEMPLATES = Path(__file__).with_name("templates")
 
@@ -52,15 +49,6 @@ class Comparison:
     baseline_value: float
     gain: float
     """Share of the baseline's value by which the model is better; negative when it is worse."""
-
-
-@dataclass(frozen=True)
-class Plot:
-    """A drawn curve, and what it says in words."""
-
-    title: str
-    svg: Markup
-    caption: str
 
 
 @dataclass(frozen=True)
@@ -207,73 +195,6 @@ def merge_exclusions(findings: Findings) -> tuple[ExcludedRow, ...]:
     return tuple(
         ExcludedRow(jurisdiction, num_training, num_held_out, reason)
         for (jurisdiction, reason), (num_training, num_held_out) in sorted(counts.items())
-    )
-
-
-def draw_plots(findings: Findings) -> tuple[Plot, ...]:
-    """Loss, learning rate and throughput over the logged steps."""
-    lines = findings.steps
-    if not lines:
-        return ()
-    steps = [line.step for line in lines]
-    incidents = findings.training.incidents if findings.training else ()
-    restarts = [incident.last_step for incident in incidents]
-    step_seconds = statistics.median(line.step_seconds for line in lines)
-    waiting = sum(line.data_wait_seconds for line in lines) / sum(x.step_seconds for x in lines)
-    curves = (
-        ("loss", "Training loss", "loss, mean of a batch", [x.loss for x in lines], ""),
-        ("lr", "Learning rate", "learning rate", [x.lr for x in lines], ""),
-        (
-            "throughput",
-            "Throughput",
-            "samples/s, all workers",
-            [x.samples_per_second for x in lines],
-            f" The median step took {step_seconds * 1000:.3g} ms; "
-            f"{100 * waiting:.1f} % of the time went into waiting for data.",
-        ),
-    )
-    plots = tuple(
-        Plot(
-            title=title,
-            svg=Markup(draw_curve(name, steps, values, unit, restarts)),
-            caption=describe_curve(steps, values) + note,
-        )
-        for name, title, unit, values, note in curves
-    )
-    if all(line.has_split for line in lines):
-        plots = (*plots, _draw_split(lines))
-    training = findings.training
-    if training and training.stretches and training.goodput:
-        plots = (*plots, _draw_time(training.stretches, training.goodput))
-    return plots
-
-
-def _draw_time(stretches: Sequence[Stretch], goodput: Goodput) -> Plot:
-    parts = goodput.model_dump()
-    named = ", ".join(
-        f"{name.removesuffix('_seconds').replace('_', ' ')} {seconds:.1f} s"
-        for name, seconds in parts.items()
-        if seconds >= 0.05
-    )
-    return Plot(
-        title="Where the time went",
-        svg=Markup(draw_timeline("timeline", stretches)),
-        caption=f"Of {goodput.total_seconds:.1f} s, {100 * goodput.ratio:.0f} % moved the training "
-        f"on: {named}.",
-    )
-
-
-def _draw_split(lines: Sequence[LoggedStep]) -> Plot:
-    parts = {
-        shown: [1000 * getattr(line, field) for line in lines] for field, shown in PHASES.items()
-    }
-    totals = {shown: sum(values) for shown, values in parts.items()}
-    largest = max(totals, key=lambda shown: totals[shown])
-    share = totals[largest] / sum(totals.values())
-    return Plot(
-        title="Where a step goes",
-        svg=Markup(draw_stack("split", [line.step for line in lines], parts, "ms a step")),
-        caption=f"Mean of the workers. The largest part is {largest}, {100 * share:.0f} %.",
     )
 
 
