@@ -99,7 +99,7 @@ def test_loading_is_seen_when_it_happens() -> None:
 
 
 def test_names_of_the_stages_agree() -> None:
-    from flows.cli import _STAGES
+    from flows.arguments import _STAGES
     from pipeline.config import Config
     from pipeline.stages import STAGES
     from tasks.stages import TASKS

@@ -8,32 +8,23 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
-import tempfile
-import warnings
 from collections.abc import Iterator, Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel
 
-import data.record
 from storage.errors import ConvoyError
 from training.champion import PREVIOUS_TAG, REASON_TAG, judge, seat
 from training.errors import RegistryError
 from training.evaluate import Metrics
-from training.scoring import load_weights
+from training.logged_model import DIGEST_TAG, find_logged, log_model, remove_staging
 from training.tracking import METRIC_TAG, check_tracking, open_client
 from training.workload import Workload
 
-_DIGEST_TAG = "convoy.registration"
-"""What a logged model and a version are the registration of."""
 _OF_THE_CALL = ("prefect.flow_run_id",)
 """Lineage that another call of the same registration may have otherwise."""
 _EXPORTED_BY_MLFLOW = ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI")
-_STAGING = "convoy-model-"
-_SERVED_PACKAGES = ("mlflow", "torch", "numpy", "pandas", "safetensors")
 
 
 class ModelVersion(BaseModel, frozen=True, extra="forbid"):
@@ -76,50 +67,18 @@ def register_model(
     be reached or refuses.
     """
     check_tracking(tracking_uri)
-    _remove_staging()
+    remove_staging()
     digest = _digest_registration(weights, model_params, metrics, run_id, tags)
     try:
-        with _without_exports():
-            import mlflow
-
-            # MLflow's store asks a client of its own for the model, by what is set globally.
-            mlflow.set_tracking_uri(tracking_uri)
-            mlflow.set_registry_uri(tracking_uri)
-            client = open_client(tracking_uri)
+        with _reach(tracking_uri) as client:
             present = _find_version(client, name, digest)
             if present is None:
-                model_id = _find_logged(client, run_id, digest)
+                model_id = find_logged(client, run_id, digest)
                 if model_id is None:
-                    model_id = _log_model(workload, code, weights, model_params, run_id, digest)
-                _ensure_registered(client, name)
-                verdict = judge(client, name, metrics, tags)
-                # Whole in one transaction: tags set afterwards would be missing after a kill.
-                present = client.create_model_version(
-                    name,
-                    f"models:/{model_id}",
-                    run_id=run_id,
-                    model_id=model_id,  # a server refuses a source not told to be that model's
-                    tags={k: v[:5000] for k, v in tags.items()}
-                    | {
-                        f"{METRIC_TAG}{metrics.primary}": repr(metrics.primary_value),
-                        _DIGEST_TAG: digest,
-                        PREVIOUS_TAG: verdict.previous or "",
-                        REASON_TAG: verdict.reason,
-                    },
-                )
+                    model_id = log_model(workload, code, weights, model_params, run_id, digest)
+                present = _create_version(client, name, model_id, run_id, metrics, tags, digest)
             _close_run(client, run_id)
             verdict = seat(client, name, present, metrics, tags)
-            return ModelVersion(
-                name=name,
-                version=int(present.version),
-                run_id=run_id,
-                metric=metrics.primary,
-                value=metrics.primary_value,
-                champion=verdict.wins,
-                previous_champion=int(verdict.previous) if verdict.previous else None,
-                reason=verdict.reason,
-                answers="predict()" if workload.has_predict else "raw output",
-            )
     except ConvoyError:
         raise
     except Exception as error:
@@ -127,6 +86,56 @@ def register_model(
             f"MLflow at {tracking_uri} did not register {name} ({type(error).__name__}: {error}); "
             "mend it and run `convoy stage register`"
         ) from error
+    return ModelVersion(
+        name=name,
+        version=int(present.version),
+        run_id=run_id,
+        metric=metrics.primary,
+        value=metrics.primary_value,
+        champion=verdict.wins,
+        previous_champion=int(verdict.previous) if verdict.previous else None,
+        reason=verdict.reason,
+        answers="predict()" if workload.has_predict else "raw output",
+    )
+
+
+@contextlib.contextmanager
+def _reach(tracking_uri: str) -> Iterator[Any]:
+    """A client of MLflow, whose fluent API reaches the same for so long."""
+    with _without_exports():
+        import mlflow
+
+        # MLflow's store asks a client of its own for the model, by what is set globally.
+        mlflow.set_tracking_uri(tracking_uri)
+        mlflow.set_registry_uri(tracking_uri)
+        yield open_client(tracking_uri)
+
+
+def _create_version(
+    client: Any,
+    name: str,
+    model_id: str,
+    run_id: str,
+    metrics: Metrics,
+    tags: Mapping[str, str],
+    digest: str,
+) -> Any:
+    _ensure_registered(client, name)
+    verdict = judge(client, name, metrics, tags)
+    # Whole in one transaction: tags set afterwards would be missing after a kill.
+    return client.create_model_version(
+        name,
+        f"models:/{model_id}",
+        run_id=run_id,
+        model_id=model_id,  # a server refuses a source not told to be that model's
+        tags={k: v[:5000] for k, v in tags.items()}
+        | {
+            f"{METRIC_TAG}{metrics.primary}": repr(metrics.primary_value),
+            DIGEST_TAG: digest,
+            PREVIOUS_TAG: verdict.previous or "",
+            REASON_TAG: verdict.reason,
+        },
+    )
 
 
 def _digest_registration(
@@ -147,83 +156,14 @@ def _digest_registration(
 
 
 def _find_version(client: Any, name: str, digest: str) -> Any:
-    found = client.search_model_versions(f"name = '{name}' and tags.`{_DIGEST_TAG}` = '{digest}'")
+    found = client.search_model_versions(f"name = '{name}' and tags.`{DIGEST_TAG}` = '{digest}'")
     return found[0] if found else None
-
-
-def _find_logged(client: Any, run_id: str, digest: str) -> str | None:
-    """The model that an earlier call logged whole; what it logged in part is deleted."""
-    experiment = client.get_run(run_id).info.experiment_id
-    whole = None
-    for model in client.search_logged_models([experiment], f"source_run_id = '{run_id}'"):
-        if model.tags.get(_DIGEST_TAG) != digest:
-            continue
-        if str(model.status) == "READY":
-            whole = model.model_id
-        else:
-            client.delete_logged_model(model.model_id)
-    return whole
 
 
 def _close_run(client: Any, run_id: str) -> None:
     """Logging a model opens its run again: after a kill it would be said to go on for ever."""
     if client.get_run(run_id).info.status == "RUNNING":
         client.set_terminated(run_id, "FINISHED")
-
-
-def _remove_staging() -> None:
-    """Remove what killed calls left in the folder for temporary files."""
-    for left in Path(tempfile.gettempdir()).glob(f"{_STAGING}*"):
-        pid = left.name.removeprefix(_STAGING).partition("-")[0]
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
-            shutil.rmtree(left, ignore_errors=True)
-
-
-def _log_model(
-    workload: Workload,
-    code: Path,
-    weights: Path,
-    model_params: Mapping[str, Any],
-    run_id: str,
-    digest: str,
-) -> str:
-    import mlflow
-    import pandas as pd
-
-    example = workload.example
-    prefix = f"{_STAGING}{os.getpid()}-"
-    with (
-        tempfile.TemporaryDirectory(prefix=prefix) as staging,
-        mlflow.start_run(run_id),
-        warnings.catch_warnings(),
-    ):
-        spec = Path(staging) / "spec.json"
-        module = workload.module.__name__
-        spec.write_text(json.dumps({"workload": module, "model": dict(model_params)}))
-        signature = _answer_anything()
-        if example:
-            model = load_weights(workload, weights, dict(model_params))
-            answers: Any = workload.predict(model, example)
-            if all(isinstance(answer, bool | int | float | str) for answer in answers):
-                answers = pd.Series(answers)  # a bare list would have no type
-            signature = _accept_any_value(
-                mlflow.models.infer_signature(pd.DataFrame(example), answers)
-            )
-        if not example:
-            # It would warn amid a run, of what docs/bring-your-own.md says.
-            warnings.filterwarnings("ignore", "(?s).*An input example was not provided")
-        info = mlflow.pyfunc.log_model(
-            name="model",
-            tags={_DIGEST_TAG: digest},
-            python_model=str(Path(__file__).with_name("served_model.py")),
-            artifacts={"weights": str(weights), "spec": str(spec)},
-            code_paths=_stage_code(module, code, Path(staging)),
-            signature=signature,
-            input_example=pd.DataFrame(example) if example else None,
-            pip_requirements=[f"{p}=={version(p).split('+')[0]}" for p in _SERVED_PACKAGES],
-        )
-        model_id: str = info.model_id
-        return model_id
 
 
 @contextlib.contextmanager
@@ -239,56 +179,6 @@ def _without_exports() -> Iterator[None]:
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
-
-
-def _accept_any_value(signature: Any) -> Any:
-    """The signature with numbers of any type, and anything at all where an example had None: MLflow
-    would refuse 33 where an example had 33.0, a missing number everywhere, and of the columns that
-    pandas reads from parquet the categories and the dates.
-    """
-    from mlflow.models import ModelSignature
-    from mlflow.types import ColSpec, DataType, Schema
-    from mlflow.types.schema import AnyType
-
-    numbers = (DataType.integer, DataType.long, DataType.float, DataType.double)
-    columns = [
-        ColSpec(AnyType(), name=column.name, required=column.required)  # type: ignore[no-untyped-call]
-        if column.type in numbers or not column.required
-        else column
-        for column in signature.inputs
-    ]
-    return ModelSignature(inputs=Schema(columns), outputs=signature.outputs)
-
-
-def _answer_anything() -> Any:
-    """The signature of a model without an example: rows are not looked at before they are answered,
-    and MLflow does not warn that it could not infer one.
-    """
-    from mlflow.models import ModelSignature
-    from mlflow.types import ColSpec, Schema
-    from mlflow.types.schema import AnyType
-
-    answer = ColSpec(AnyType())  # type: ignore[no-untyped-call]
-    return ModelSignature(outputs=Schema([answer]))
-
-
-def _stage_code(module: str, code: Path, staging: Path) -> list[str]:
-    """Copies of the workload's code, data.record and data.values, to be imported by name."""
-    ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
-    top = staging / "code" / module.split(".")[0]
-    if code.is_dir():
-        shutil.copytree(code, top, ignore=ignored)
-        workload_copy = top
-    else:
-        workload_copy = staging / "code" / code.name
-        workload_copy.parent.mkdir()
-        shutil.copy(code, workload_copy)
-    folder = Path(data.record.__file__).parent
-    package = staging / "code" / "data"
-    package.mkdir()
-    for source in ("__init__.py", "record.py", "values.py"):
-        shutil.copy(folder / source, package)
-    return [str(workload_copy), str(package)]
 
 
 def _ensure_registered(client: Any, name: str) -> None:

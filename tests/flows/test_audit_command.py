@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flows.cli import build_parser
+from flows.arguments import build_parser
 from flows.commands import audit
 from pipeline.config import Config
 from pipeline.errors import PipelineError

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.cli import build_parser
+from flows.arguments import build_parser
 from flows.commands import pull as pull_command
 from flows.commands import push as push_command
 from pipeline.config import Config

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from data.errors import ResidencyError
-from flows.cli import build_parser
+from flows.arguments import build_parser
 from flows.commands import keys, residency
 from pipeline.borders import count_crossings
 from pipeline.checks import check_artifact_root, read_current_manifest

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from flows import cli
+from flows import arguments
 from pipeline.errors import ConfigError
 from pipeline.scenario_file import apply_scenario, read_scenario, write_scenario
 from tests.workspaces import PARAMS, ROOT
@@ -82,7 +82,7 @@ def test_the_example_fits_and_comes_back_as_it_was_written(tmp_path: Path) -> No
 
 
 def test_the_command_line_knows_the_faults() -> None:
-    assert cli._FAULTS == FAULTS
+    assert arguments._FAULTS == FAULTS
 
 
 def test_faults_say_what_they_are() -> None:

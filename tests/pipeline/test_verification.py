@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flows.cli import build_parser
+from flows.arguments import build_parser
 from flows.commands import verify
 from pipeline import verification
 from pipeline.errors import ConfigError

@@ -20,6 +20,7 @@ from training import registry
 from training.champion import seat
 from training.errors import RegistryError, WorkloadError
 from training.evaluate import Metrics, Score
+from training.logged_model import log_model
 from training.registry import ModelVersion, register_model
 from training.tracking import end_run, open_client, read_champion, start_run
 from training.workload import load_workload
@@ -184,8 +185,7 @@ def log_once(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
             logged.append(log_model(*arguments))
         return logged[0]
 
-    log_model = registry._log_model
-    monkeypatch.setattr(registry, "_log_model", log)
+    monkeypatch.setattr(registry, "log_model", log)
 
 
 @pytest.mark.parametrize(
