@@ -16,6 +16,7 @@ from training.heartbeat import ENDED, STARTING, Beat
 # What a rank does by itself, at a pace that the steps before say nothing of.
 _OWN_PACE = (STARTING, "data_wait", "checkpoint", ENDED)
 _STACK_SECONDS = 0.5
+"""In which a rank that can answer writes its stacks."""
 _LEAST_SECONDS = 0.3
 """Over which it is looked whether a rank goes on."""
 
@@ -121,9 +122,18 @@ def dump_stacks(beats: Sequence[Beat], directory: Path) -> dict[int, str]:
         stack_path(directory, beat.rank).write_bytes(b"")
         with suppress(ProcessLookupError):
             os.kill(beat.pid, signal.SIGUSR1)
-    time.sleep(_STACK_SECONDS)
+    asked = [beat for beat in beats if read_state(beat.pid) != "T"]
+    deadline = time.monotonic() + _STACK_SECONDS
+    sizes, before = _measure(directory, asked), None
+    while time.monotonic() < deadline and not (all(sizes) and sizes == before):
+        time.sleep(_STACK_SECONDS / 10)
+        sizes, before = _measure(directory, asked), sizes
     stacks = {beat.rank: stack_path(directory, beat.rank).read_text() for beat in beats}
     return {rank: stack for rank, stack in stacks.items() if stack}
+
+
+def _measure(directory: Path, beats: Sequence[Beat]) -> list[int]:
+    return [stack_path(directory, beat.rank).stat().st_size for beat in beats]
 
 
 def stack_path(directory: Path, rank: int) -> Path:

@@ -1,6 +1,7 @@
 """What went wrong in a run, classed from what the ranks and the nodes left."""
 
 import json
+import re
 import shutil
 import signal
 from collections.abc import Mapping
@@ -98,10 +99,17 @@ def explain_failure(
 
 
 def find_cause(directory: Path) -> dict[str, Any] | None:
-    """What the first rank left that failed by itself, and not because it lost another one."""
-    found = [_read_json(path) for path in directory.glob("failure-*.json")]
-    failures = sorted(filter(None, found), key=lambda failure: float(failure["time"]))
-    return next((failure for failure in failures if not failure["peer_lost"]), None)
+    """What the first rank left that failed by itself, and not because it lost another one; of those
+    that failed by the same, the one of the lowest number."""
+    found = filter(None, (_read_json(path) for path in directory.glob("failure-*.json")))
+    own = sorted((f for f in found if not f["peer_lost"]), key=lambda f: float(f["time"]))
+    same = (f for f in own if _drop_numbers(f["message"]) == _drop_numbers(own[0]["message"]))
+    return min(same, key=lambda failure: int(failure["rank"]), default=None)
+
+
+def _drop_numbers(message: str) -> str:
+    """Ranks have files and sizes of their own in what is otherwise the same message."""
+    return re.sub(r"[\d.,]+", "", message)
 
 
 def _read_peak_bytes(directory: Path) -> list[float]:

@@ -72,12 +72,11 @@ def _build_model(
     mesh = build_mesh(config.dims, device)
     torch.manual_seed(config.seed)
     whole = workload.model(config.model)
-    sample_bytes = 0
-    if dist.get_rank() == 0:
-        rows = list(islice(sealed.open(shards[0]), 2))
-        rehearse(workload, whole, rows, spec.primary)
-        rehearse_stages(workload, whole, rows, config)
-        sample_bytes = measure_sample_bytes(workload, whole, *workload.collate(rows))
+    # By every rank: the workload may exchange something in its forward pass.
+    rows = list(islice(sealed.open(shards[0]), 2))
+    rehearse(workload, whole, rows, spec.primary)
+    rehearse_stages(workload, whole, rows, config)
+    sample_bytes = measure_sample_bytes(workload, whole, *workload.collate(rows))
     model = parallelize(workload, whole, config, mesh)
     _check_memory(model.parts, config, sample_bytes, device)
     model.seed_after_start(config.seed)
@@ -195,8 +194,7 @@ class _Training:
 def _check_memory(
     parts: Sequence[nn.Module], config: TrainConfig, sample_bytes: int, device: torch.device
 ) -> None:
-    """In every rank alike: sample_bytes counts on rank 0, which measured it, and so does the least
-    of what is free."""
+    """In every rank alike: the most that a sample takes counts, and the least that is free."""
     measured = torch.tensor([sample_bytes, -read_free_bytes(device)], device=device)
     dist.all_reduce(measured, op=dist.ReduceOp.MAX)
     sample_bytes, free_bytes = int(measured[0]), -int(measured[1])

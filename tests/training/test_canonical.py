@@ -83,7 +83,7 @@ def train_here(spec: TrainSpec) -> Trained:
     register_optimizer_step_pre_hook(note_gradients)
     register_optimizer_step_post_hook(note_parameters)
     train(spec, workload, seen.lines.append)
-    # Rank 0 rehearses on two records before the first step.
+    # Each rank rehearses on two records before the first step.
     return seen._replace(batches=seen.batches[-STEPS:])
 
 

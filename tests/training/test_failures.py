@@ -49,6 +49,22 @@ def test_the_rank_that_raised_and_not_the_one_that_lost_it(tmp_path: Path) -> No
     assert "toy.loss() raised ConnectionResetError at" in _cause(tmp_path, False)
 
 
+def test_of_ranks_that_fail_by_the_same_the_first_is_named(tmp_path: Path) -> None:
+    def leave(rank: int, message: str, time: float) -> None:
+        failure = {"rank": rank, "time": time, "message": message, "peer_lost": False}
+        (tmp_path / f"failure-{rank}.json").write_text(json.dumps(failure))
+
+    for rank, time in ((0, 3.0), (1, 2.0), (2, 1.0)):
+        leave(rank, f"out of memory: it held {rank}1.5 MiB; see failure-{rank}.txt", time)
+    cause = find_cause(tmp_path)
+    assert cause is not None
+    assert cause["rank"] == 0
+    leave(0, "another", 3.0)
+    cause = find_cause(tmp_path)
+    assert cause is not None
+    assert cause["rank"] == 1
+
+
 def test_a_collective_inside_the_users_code(tmp_path: Path) -> None:
     cause = _cause(tmp_path, True)
     assert SECRET not in cause

@@ -15,6 +15,25 @@ from tests.workspaces import Workspace
 STREAMING = {"mode": "diloco", "every_steps": 4, "num_fragments": 2, "overlap_steps": 1}
 POWERSGD = {"compress": "powersgd", "powersgd_start_step": 3, "powersgd_rank": 1}
 
+_EXCHANGING_MODEL = """
+
+class Exchanging(nn.Module):
+    def __init__(self, hidden):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(2, hidden), nn.Tanh(), nn.Linear(hidden, 2))
+
+    def forward(self, inputs):
+        import torch.distributed as dist
+
+        mean = inputs.mean(0)
+        dist.all_reduce(mean)
+        return self.layers(inputs - mean / dist.get_world_size())
+
+
+def model(hidden=16):
+    return Exchanging(hidden)
+"""
+
 
 def train_here(path: Path, train: dict[str, Any]) -> list[dict[str, float]]:
     os.chdir(path)
@@ -93,3 +112,14 @@ def test_asynchronous_uses_each_batch_once_and_says_how_stale(work: Workspace) -
     ]
     own = [json.loads(line) for line in work.read("run/steps-1.jsonl").splitlines()]
     assert [line["step"] for line in own] == [8, 16, 24, 30]
+
+
+def test_a_forward_pass_that_exchanges_something(work: Workspace) -> None:
+    """Also in the rehearsal before the first step, which one rank alone would never end."""
+    module = work.path / "toy_workload.py"
+    module.write_text(
+        module.read_text().replace("if TYPE_CHECKING:", "if True:") + _EXCHANGING_MODEL
+    )
+    lines = train(work, 2)
+    assert [line["step"] for line in lines] == [5, 10, 15, 20, 25, 30]
+    assert lines[-1]["loss"] < lines[0]["loss"]
