@@ -13,14 +13,8 @@ from pipeline.config import Config
 from pipeline.errors import PipelineError
 from pipeline.recording import open_log
 from storage.store import open_store
-from training.checkpoint_files import (
-    CheckpointFiles,
-    Found,
-    find_in_store,
-    find_on_disk,
-    merge_found,
-    store_folder,
-)
+from training.checkpoint_commit import Found, find_in_store, find_on_disk, merge_found, store_folder
+from training.checkpoint_files import CheckpointFiles
 from training.checkpoint_policy import find_best
 
 _FOLDER = "checkpoints"

@@ -19,7 +19,7 @@ from pipeline.config import Config
 from pipeline.lineage import describe_training, digest_training, lineage_tags
 from pipeline.progress import report
 from storage.store import open_store
-from training.checkpoint_files import find_on_disk, remove_stored, store_folder
+from training.checkpoint_commit import find_on_disk, remove_stored, store_folder
 from training.checkpoint_identity import explain_difference
 from training.outbox import Outbox, deliver_left, open_outbox
 from training.spec import SPEC_FILE

@@ -24,7 +24,7 @@ from pipeline.scenario_file import apply_scenario, read_scenario, write_scenario
 from pipeline.specs import common_fields
 from storage.store import open_store
 from training.account import Account
-from training.checkpoint_files import remove_stored, store_folder
+from training.checkpoint_commit import remove_stored, store_folder
 from training.errors import WorkersFailed
 from training.incidents import Incident, Notice
 from training.plans import check_plans

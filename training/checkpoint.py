@@ -21,7 +21,8 @@ from data.residency import refusal
 from data.sealed_shards import SealedShards, record_access
 from storage.errors import ConvoyError
 from storage.sealed import SealedReader
-from training.checkpoint_files import CHECKPOINTS, CheckpointFiles, Found, store_folder
+from training.checkpoint_commit import CHECKPOINTS, Found, store_folder
+from training.checkpoint_files import CheckpointFiles
 from training.checkpoint_identity import explain_difference
 from training.checkpoint_policy import Timetable
 from training.checkpoint_random import begin_generators, read_generators, set_generators

@@ -6,7 +6,8 @@ from safetensors.torch import save_model
 
 from storage.errors import ConvoyError
 from training.checkpoint import open_checkpoint
-from training.checkpoint_files import CheckpointFiles, Found
+from training.checkpoint_commit import Found
+from training.checkpoint_files import CheckpointFiles
 from training.checkpoint_state import load_state
 from training.errors import CheckpointError
 from training.workload import Workload

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
-from training.checkpoint_files import Found
+from training.checkpoint_commit import Found
 from training.config import CheckpointConfig
 
 _FIRST_COST_SECONDS = 1.0

@@ -20,7 +20,8 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import Metadata
 
 from storage.errors import ConvoyError
-from training.checkpoint_files import CheckpointFiles, Commit, Found
+from training.checkpoint_commit import Commit, Found
+from training.checkpoint_files import CheckpointFiles
 from training.checkpoint_policy import choose_kept
 from training.checkpoint_state import Staged, add_places
 from training.errors import CheckpointError

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from storage.errors import ConvoyError
 from training.checkpoint import open_checkpoint
-from training.checkpoint_files import CHECKPOINTS, CheckpointFiles, Found
+from training.checkpoint_commit import CHECKPOINTS, Found
+from training.checkpoint_files import CheckpointFiles
 from training.checkpoint_state import load_whole
 from training.config import TrainConfig
 from training.errors import TrainingError

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from training.checkpoint_files import CHECKPOINTS, MARKER, find_on_disk
+from training.checkpoint_commit import CHECKPOINTS, MARKER, find_on_disk
 from training.errors import TrainingError
 from training.process import die_with_parent
 from training.resume_plan import Kill, count_parts

@@ -12,7 +12,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from training.account import Account
-from training.checkpoint_files import CHECKPOINTS
+from training.checkpoint_commit import CHECKPOINTS
 from training.cluster import LocalCluster
 from training.errors import CannotSimulate, NetworkUnavailable
 from training.heartbeat import read_beats

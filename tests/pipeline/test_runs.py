@@ -13,7 +13,7 @@ from pipeline.config import Config
 from pipeline.progress import Progress, listening
 from pipeline.runs import Run, open_run
 from tests.workspaces import Workspace
-from training.checkpoint_files import MARKER, Commit
+from training.checkpoint_commit import MARKER, Commit
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own
 

@@ -13,7 +13,7 @@ from tests.training.parallel_steps import configure, make_places, places
 from tests.training.ranks import run_ranks
 from tests.training.test_trainer import Stopped, make_spec, refused, run
 from tests.workspaces import Workspace
-from training.checkpoint_files import MARKER
+from training.checkpoint_commit import MARKER
 from training.errors import CheckpointError
 from training.spec import STEPS_FILE, WEIGHTS_FILE
 
@@ -164,7 +164,8 @@ def load_and_save(path: str, settings: dict[str, Any]) -> tuple[int, list[float]
 def exported(work: Workspace) -> dict[str, Any]:
     """Model and optimiser of the newest checkpoint, by name."""
     from training.checkpoint import open_checkpoint
-    from training.checkpoint_files import CHECKPOINTS, CheckpointFiles
+    from training.checkpoint_commit import CHECKPOINTS
+    from training.checkpoint_files import CheckpointFiles
     from training.checkpoint_state import load_whole
 
     sealed, _ = make_spec(work).open_shards()

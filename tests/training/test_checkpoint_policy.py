@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from training.checkpoint_files import Commit, Found
+from training.checkpoint_commit import Commit, Found
 from training.checkpoint_identity import explain_difference
 from training.checkpoint_policy import (
     Timetable,
