@@ -76,7 +76,7 @@ def build_ours(workload: Workload, directory: Path) -> Steps:
     model = parallelize(workload, build_model(workload), config, mesh)
     optimizers = build_optimizers(model.parts, config.optimizer)
     timer = StepTimer()
-    log = StepLog(directory, 0, timer, lambda line: None, device, world_size)
+    log = StepLog(directory, 0, timer, device, world_size)
     table = Timetable(config.checkpoint, lambda number: number)
     data, step = Data(dist.get_rank()), 0
 

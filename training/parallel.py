@@ -82,6 +82,11 @@ class ParallelModel:
         """The ranks that hold the other stages of this replica."""
         return None if self.mesh["pp"].size() == 1 else self.mesh["pp"].get_group()
 
+    @property
+    def is_first_of_stage(self) -> bool:
+        """Whether this is the first rank of those that hold the same stages, whole or in parts."""
+        return all(self._rank(axis) == 0 for axis in AXES if axis != "pp")
+
     def seed_after_start(self, seed: int) -> None:
         """The copies start equal; what is drawn from here on, such as dropout, differs between
         replicas and stages, and not between the parts of one layer."""

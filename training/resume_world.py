@@ -144,11 +144,7 @@ def _rank(
         detail = spec.run_directory / f"failure-{rank}.txt"
         module = load_workload(spec.workload, spec.root, detail).module
         seen = spec.run_directory / seen_file(attempt, rank)
-        train(
-            spec,
-            WatchedWorkload(module, detail, seen, loss_calls, without_dropout),
-            lambda line: None,
-        )
+        train(spec, WatchedWorkload(module, detail, seen, loss_calls, without_dropout))
         spec.open_log().close()
         dist.destroy_process_group()
     except Exception as error:

@@ -7,7 +7,7 @@ on in its own files.
 import json
 import resource
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from io import TextIOWrapper
 from pathlib import Path
 
@@ -18,8 +18,6 @@ from torch import Tensor
 from training.phases import OTHER, PHASES
 from training.spec import STEPS_FILE, rank_steps_file
 from training.timing import StepTimer
-
-OnStep = Callable[[dict[str, float]], None]
 
 _SPLIT = (*PHASES, OTHER)
 _COMMUNICATION = _SPLIT.index("communication")
@@ -39,12 +37,10 @@ class StepLog:
         directory: Path,
         resumed_step: int,
         timer: StepTimer,
-        on_step: OnStep,
         device: torch.device,
         num_replicas: int,
     ) -> None:
         self._timer = timer
-        self._on_step = on_step
         self._device = device
         self._num_replicas = num_replicas
         self._rank = dist.get_rank()
@@ -134,7 +130,6 @@ class StepLog:
         line |= more or {}
         _append(self._joint, line)
         self.last_loss = line["loss"]
-        self._on_step(line)
 
     def close(self) -> None:
         """Close the files."""

@@ -38,24 +38,23 @@ from training.plans import rehearse_stages
 from training.profiling import StepProfiler
 from training.regroup import MakingWay
 from training.spec import STEPS_FILE, WEIGHTS_FILE, TrainSpec
-from training.step_log import OnStep, StepLog
+from training.step_log import StepLog
 from training.synchronization import build_synchronizer
 from training.timing import StepTimer
 from training.weights import save_weights
 from training.workload import Workload
 
 
-def train(spec: TrainSpec, workload: Workload, on_step: OnStep) -> None:
+def train(spec: TrainSpec, workload: Workload) -> None:
     """Train this rank's replica to the last step, from the newest checkpoint if there is one, or
     to the one after which a larger world takes over.
 
-    Writes steps, checkpoints and at last the weights into `spec.run_directory`. `on_step` is
-    called on rank 0 with each logged step.
+    Writes steps, checkpoints and at last the weights into `spec.run_directory`.
     """
     device = choose_device()
     sealed, shards = spec.open_shards()
     model = _build_model(spec, workload, sealed, shards, device)
-    _Training(spec, workload, model, sealed, shards, device, on_step).run()
+    _Training(spec, workload, model, sealed, shards, device).run()
     dist.barrier()
 
 
@@ -95,7 +94,6 @@ class _Training:
         sealed: SealedShards,
         shards: Sequence[Shard],
         device: torch.device,
-        on_step: OnStep,
     ) -> None:
         config, directory = spec.config, spec.run_directory
         self._spec = spec
@@ -114,9 +112,7 @@ class _Training:
         self._heartbeat = Heartbeat(directory, dist.get_rank())
         self._timer = StepTimer(on_phase=self._heartbeat.enter)
         num_batches = config.dims.num_replicas * model.batches_per_step
-        self._log = StepLog(
-            directory, self._resumed_step, self._timer, on_step, device, num_batches
-        )
+        self._log = StepLog(directory, self._resumed_step, self._timer, device, num_batches)
         self._loader = open_loader(config, sealed, shards, workload, model)
         self._guard = NonfiniteGuard(config, directory, self._loader.order, shards, self._roll_back)
         self._grad_norm = 0.0

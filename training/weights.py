@@ -27,12 +27,18 @@ def save_weights(model: ParallelModel, workload: Workload, config: TrainConfig, 
 
 
 def gather_weights(model: ParallelModel) -> dict[str, Tensor]:
-    """Every parameter and buffer that is saved, whole, on the CPU: in rank 0. Elsewhere a part."""
+    """Every parameter and buffer that is saved, whole, on the CPU: in rank 0. The first rank of
+    each stage has the stage's, and the others none: of what they help to make whole they hold one
+    at a time."""
+    is_first_of_stage = model.is_first_of_stage
     own: dict[str, Tensor] = {}
     for part in model.parts:
         for name, value in part.state_dict().items():
-            own[name] = (value.full_tensor() if isinstance(value, DTensor) else value).cpu()
-    if model.stages is None:
+            whole = value.full_tensor() if isinstance(value, DTensor) else value
+            if is_first_of_stage:
+                own[name] = whole.cpu()
+            del whole
+    if model.stages is None or not is_first_of_stage:
         return own
     is_first = model.stages.rank() == 0
     pieces: list[dict[str, Tensor]] | None = [{}] * model.stages.size() if is_first else None

@@ -19,7 +19,7 @@ def run(path: Path) -> None:
     # What is not a tensor of the model is exchanged on the CPU also where GPUs train.
     dist.init_process_group("gloo" if choose_device().type == "cpu" else "cpu:gloo,cuda:nccl")
     detail = detail_file(spec.run_directory, dist.get_rank())
-    train(spec, load_workload(spec.workload, spec.root, detail), lambda line: None)
+    train(spec, load_workload(spec.workload, spec.root, detail))
     # All that this rank read is in the log, or the rank fails.
     spec.open_log().close()
     # After an error the group stays: the others must not lose this rank before its word is left.

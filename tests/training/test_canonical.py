@@ -5,6 +5,7 @@ same to the bit, and what they learn is what one process learns from the joined 
 """
 
 import hashlib
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from pipeline.stages import STAGES
 from tests.training.ranks import run_ranks
 from tests.workspaces import ROOT
 from training.config import TrainConfig
-from training.spec import TrainSpec
+from training.spec import STEPS_FILE, TrainSpec
 from training.workload import load_workload
 
 STEPS = 4
@@ -56,6 +57,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def train_here(spec: TrainSpec) -> Trained:
     """One rank of the loop, watched from outside it."""
+    import torch.distributed as dist
     from torch.optim.optimizer import (
         register_optimizer_step_post_hook,
         register_optimizer_step_pre_hook,
@@ -82,7 +84,9 @@ def train_here(spec: TrainSpec) -> Trained:
     workload.module.collate = note_names  # type: ignore[attr-defined]
     register_optimizer_step_pre_hook(note_gradients)
     register_optimizer_step_post_hook(note_parameters)
-    train(spec, workload, seen.lines.append)
+    train(spec, workload)
+    if dist.get_rank() == 0:
+        seen.lines.extend(map(json.loads, (spec.run_directory / STEPS_FILE).open()))
     # Each rank rehearses on two records before the first step.
     return seen._replace(batches=seen.batches[-STEPS:])
 

@@ -13,7 +13,7 @@ from training.timing import StepTimer
 _SPLIT = [f"{name}_seconds" for name in (*PHASES, OTHER)]
 
 
-def _log_two_lines(directory: Path, resumed_step: int) -> list[dict[str, float]]:
+def _log_two_lines(directory: Path, resumed_step: int) -> None:
     """Rank 1 computes for three seconds a step while rank 0 computes for one and waits for two."""
     import torch
     import torch.distributed as dist
@@ -22,9 +22,8 @@ def _log_two_lines(directory: Path, resumed_step: int) -> list[dict[str, float]]
 
     now = 0.0
     timer = StepTimer(lambda: now)
-    lines: list[dict[str, float]] = []
     rank = dist.get_rank()
-    log = StepLog(directory, resumed_step, timer, lines.append, torch.device("cpu"), 2)
+    log = StepLog(directory, resumed_step, timer, torch.device("cpu"), 2)
     for step in range(resumed_step + 1, resumed_step + 5):
         with timer.phase("backward"):
             now += 3.0 if rank else 1.0
@@ -35,7 +34,6 @@ def _log_two_lines(directory: Path, resumed_step: int) -> list[dict[str, float]]
         if step % 2 == 0:
             log.write(step, 0.1, 2.0, 8)
     log.close()
-    return lines
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
@@ -45,9 +43,7 @@ def _read(path: Path) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def logged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("run")
-    lines, of_rank_1 = run_ranks(2, _log_two_lines, directory, 0)
-    assert of_rank_1 == []
-    assert _read(directory / "steps.jsonl") == lines
+    run_ranks(2, _log_two_lines, directory, 0)
     return directory
 
 

@@ -63,20 +63,29 @@ def make_spec(
 
 
 def run(work: Workspace, *, stop_after: int | None = None, **train: Any) -> list[dict[str, float]]:
-    """Train in this process; the logged steps. It may be ended soon after a step."""
+    """Train in this process; the steps that it logged. It may be ended soon after a step."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
     from training.trainer import train as train_here
 
     spec = make_spec(work, **train)
-    lines: list[dict[str, float]] = []
+    path = spec.run_directory / STEPS_FILE
+    before = path.read_text().splitlines() if path.exists() else []
+    num_steps = 0
 
-    def note(line: dict[str, float]) -> None:
-        if stop_after is not None and line["step"] > stop_after:
+    def stop(*_: Any) -> None:
+        nonlocal num_steps
+        num_steps += 1
+        if stop_after is not None and num_steps > stop_after:
             raise Stopped
-        lines.append(line)
 
-    workload = load_workload(spec.workload, work.path)
-    train_here(spec, workload, note)
-    return lines
+    stopping = register_optimizer_step_post_hook(stop)
+    try:
+        train_here(spec, load_workload(spec.workload, work.path))
+    finally:
+        stopping.remove()
+    # No two lines are the same: they say how long a step took.
+    return [json.loads(line) for line in path.read_text().splitlines() if line not in before]
 
 
 def refused(work: Workspace, kind: type[ConvoyError], *words: str, **train: Any) -> str:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from tests.training.ranks import run_ranks
 from tests.training.test_trainer import run
 from tests.workspaces import Workspace
+from training.spec import NONFINITE_FILE
 
 STREAMING = {"mode": "diloco", "every_steps": 4, "num_fragments": 2, "overlap_steps": 1}
 POWERSGD = {"compress": "powersgd", "powersgd_start_step": 3, "powersgd_rank": 1}
@@ -42,14 +44,14 @@ def train_here(path: Path, train: dict[str, Any]) -> list[dict[str, float]]:
 
 def train(work: Workspace, num_workers: int, **settings: Any) -> list[dict[str, float]]:
     """Train in so many ranks; the logged steps."""
-    settings["dims"] = {"dp_replicate": num_workers}
+    settings = {"dims": {"dp_replicate": num_workers}} | settings
     first, *_ = run_ranks(num_workers, train_here, work.path, settings)
     assert isinstance(first, list)
     return first
 
 
-def weights(work: Workspace) -> str:
-    return hashlib.sha256(work.read("run/model.safetensors")).hexdigest()
+def weights(work: Workspace, run: str = "run") -> str:
+    return hashlib.sha256(work.read(f"{run}/model.safetensors")).hexdigest()
 
 
 def forget(work: Workspace, after: int) -> None:
@@ -123,3 +125,38 @@ def test_a_forward_pass_that_exchanges_something(work: Workspace) -> None:
     lines = train(work, 2)
     assert [line["step"] for line in lines] == [5, 10, 15, 20, 25, 30]
     assert lines[-1]["loss"] < lines[0]["loss"]
+
+
+_SPOILED_LOSS = """
+
+def loss(output, target):
+    import os
+    from torch.nn.functional import cross_entropy
+
+    # The first call is the rehearsal's. One rank alone has the bad samples.
+    loss.calls = getattr(loss, "calls", -1) + 1
+    is_bad = os.environ["RANK"] == "1" and loss.calls in (14, 15)
+    return cross_entropy(output, target) * (float("nan") if is_bad else 1)
+"""
+
+
+@pytest.mark.parametrize("kind", ["dp_replicate", "dp_shard"])
+def test_all_ranks_leave_out_what_is_no_number_in_one(work: Workspace, kind: str) -> None:
+    checkpoint = {"every_steps": 5, "keep": 9, "store": False}
+    settings = {"checkpoint": checkpoint, "dims": {"dp_replicate": 1, kind: 2}}
+    module = work.path / "toy_workload.py"
+    usual = module.read_text()
+    whole = train(work, 2, **settings)
+    (work.path / "run").rename(work.path / "whole")
+    module.write_text(usual + _SPOILED_LOSS)
+    states = []
+    for policy in ("skip", "roll_back"):
+        lines = train(work, 2, on_nonfinite=policy, **settings)
+        assert [line["step"] for line in lines] == [5, 10, 15, 20, 25, 30]
+        assert [line["loss"] for line in lines[:2]] == [line["loss"] for line in whole[:2]]
+        assert all(math.isfinite(line["loss"]) for line in lines)
+        left_out = map(json.loads, work.read(f"run/{NONFINITE_FILE}").splitlines())
+        assert [(one["step"], one["action"]) for one in left_out] == [(14, policy), (15, policy)]
+        states.append(weights(work))
+        (work.path / "run").rename(work.path / policy)
+    assert len({*states, weights(work, "whole")}) == 3
