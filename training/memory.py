@@ -1,55 +1,26 @@
-"""Memory: what a training needs in each worker, what there is, and what would fit.
-
-The need is counted before the first step: parameters as this rank holds them, as much again for
-gradients, what the optimiser keeps beside them, the buckets that DDP averages, and what one sample
-leaves for backward, measured on a rehearsal and scaled to the batch. Allocators and libraries take
-some more.
-"""
+"""Memory: what there is, whether a training fits into it, and what would fit."""
 
 import math
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from training.config import TrainConfig
 from training.errors import MemoryTooSmall
+from training.memory_need import MemoryNeed
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor, nn
 
-    from training.workload import Workload
 
 ADVICE = (
     "a smaller train.global_batch, a larger train.accumulate, "
     "train.activation_checkpointing: full, or train.dims.dp_shard over more workers"
 )
+_LESS = "; train.activation_checkpointing: full needs less"
 _CGROUP = Path("/sys/fs/cgroup")
 _ALLOCATOR = "can't allocate memory"
-
-
-@dataclass(frozen=True)
-class MemoryNeed:
-    """Bytes of one worker at their highest."""
-
-    parameters: int
-    gradients: int
-    optimizer: int
-    activations: int
-    """Of the samples of one pass."""
-    samples: int
-    """In one pass of this worker."""
-
-    @property
-    def state(self) -> int:
-        """What a smaller batch does not make smaller."""
-        return self.parameters + self.gradients + self.optimizer
-
-    @property
-    def total(self) -> int:
-        return self.state + self.activations
 
 
 def read_free_bytes(device: "torch.device") -> int:
@@ -90,50 +61,6 @@ def walk_causes(error: BaseException) -> Iterator[BaseException]:
         found = found.__cause__ or found.__context__
 
 
-def measure_sample_bytes(
-    workload: "Workload", model: "nn.Module", inputs: "Tensor", target: "Tensor"
-) -> int:
-    """Bytes that a forward pass keeps for backward, of one sample. The model stays as it is."""
-    import torch
-    from torch.autograd.graph import saved_tensors_hooks
-
-    known = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    kept: dict[int, int] = {}
-
-    def note(tensor: "Tensor") -> "Tensor":
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in known:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    buffers = [buffer.clone() for buffer in model.buffers()]
-    with saved_tensors_hooks(note, lambda tensor: tensor):
-        workload.loss(model(inputs), target)  # holds what it kept until it is counted
-    with torch.no_grad():
-        for buffer, before in zip(model.buffers(), buffers, strict=True):
-            buffer.copy_(before)
-    return math.ceil(sum(kept.values()) / len(target))
-
-
-def count_need(parts: Sequence["nn.Module"], config: TrainConfig, sample_bytes: int) -> MemoryNeed:
-    """What this worker will hold. parts: as the worker holds them, sharded or not."""
-    from torch.distributed.tensor import DTensor
-
-    held = [p.to_local() if isinstance(p, DTensor) else p for q in parts for p in q.parameters()]
-    parameters = sum(p.nbytes for p in held)
-    copies = {"adamw": 2, "sgd": 1 if config.optimizer.momentum else 0}[config.optimizer.name]
-    dims = config.dims
-    buckets = parameters if dims.world_size == dims.dp_replicate > 1 else 0
-    samples = config.global_batch // dims.num_replicas
-    return MemoryNeed(
-        parameters=parameters,
-        gradients=parameters + buckets,
-        optimizer=copies * parameters,
-        activations=samples * sample_bytes,
-        samples=samples,
-    )
-
-
 def check_memory(need: MemoryNeed, config: TrainConfig, free_bytes: int, sharing: int) -> None:
     """Raise MemoryTooSmall when the workers need more than there is.
 
@@ -143,24 +70,20 @@ def check_memory(need: MemoryNeed, config: TrainConfig, free_bytes: int, sharing
     if missing * sharing <= free_bytes:
         return
     there = free_bytes // sharing + need.parameters
+    copies = f", copies {_size(need.copies)}" if need.copies else ""
     raise MemoryTooSmall(
         f"params.yaml: train: each of {sharing} workers on this machine needs about "
         f"{_size(need.total)} of memory (parameters {_size(need.parameters)}, gradients "
-        f"{_size(need.gradients)}, optimiser {_size(need.optimizer)}, activations of "
+        f"{_size(need.gradients)}, optimiser {_size(need.optimizer)}{copies}, activations of "
         f"{need.samples} samples {_size(need.activations)}), and there is {_size(there)} for each. "
         + _say_what_fits(need, config, there)
     )
 
 
 def _say_what_fits(need: MemoryNeed, config: TrainConfig, there: int) -> str:
-    replicas = config.dims.num_replicas
     fitting = (there - need.state) * need.samples // max(1, need.activations)
     if fitting >= 1:
-        passes = math.ceil(need.samples / fitting)
-        return (
-            f"What would fit: train.global_batch: {fitting * replicas}, or the same batch in "
-            f"train.accumulate: {passes} passes; train.activation_checkpointing: full needs less"
-        )
+        return f"What would fit: {_say_passes(need, config, fitting)}"
     of_one = math.ceil(need.activations / max(1, need.samples))
     if there > of_one:
         ways = math.ceil(need.state / (there - of_one)) * config.dims.dp_shard
@@ -171,6 +94,27 @@ def _say_what_fits(need: MemoryNeed, config: TrainConfig, there: int) -> str:
     return (
         f"One sample's activations are {_size(of_one)}: take train.activation_checkpointing: full, "
         "shorter samples, a smaller model or a larger machine"
+    )
+
+
+def _say_passes(need: MemoryNeed, config: TrainConfig, fitting: int) -> str:
+    """How fewer samples go through the model at once."""
+    replicas = config.dims.num_replicas
+    batch = config.global_batch // replicas
+    if config.reproducible:
+        virtual = 1 << math.ceil(math.log2(config.global_batch / fitting))
+        return f"train.virtual_ranks: {virtual}"
+    if config.dims.pp > 1 and config.pipeline.schedule == "gpipe":
+        return "train.pipeline.schedule: 1f1b, which has fewer samples under way, or fewer of them"
+    if config.dims.pp > 1:
+        under_way = need.samples * config.pipeline.microbatches // batch
+        parts = math.ceil(batch * under_way / fitting)
+        return f"the same batch in train.pipeline.microbatches: {parts} or more"
+    whole = fitting * config.accumulate * replicas
+    passes = math.ceil(batch / fitting)
+    more = "" if config.activation_checkpointing == "full" else _LESS
+    return (
+        f"train.global_batch: {whole}, or the same batch in train.accumulate: {passes} passes{more}"
     )
 
 

@@ -20,10 +20,9 @@ from training.heartbeat import Heartbeat
 from training.memory import (
     check_memory,
     count_local_workers,
-    count_need,
-    measure_sample_bytes,
     read_free_bytes,
 )
+from training.memory_need import count_need, measure_sample_bytes
 from training.nonfinite import NonfiniteGuard
 from training.optimization import (
     build_optimizers,
@@ -34,7 +33,7 @@ from training.optimization import (
 )
 from training.pace import open_loader, pace
 from training.parallel import ParallelModel, build_mesh, choose_device, parallelize
-from training.plans import rehearse_stages
+from training.plans import find_layers, rehearse_stages
 from training.profiling import StepProfiler
 from training.regroup import MakingWay
 from training.spec import STEPS_FILE, WEIGHTS_FILE, TrainSpec
@@ -75,7 +74,9 @@ def _build_model(
     rows = list(islice(sealed.open(shards[0]), 2))
     rehearse(workload, whole, rows, spec.primary)
     rehearse_stages(workload, whole, rows, config)
-    sample_bytes = measure_sample_bytes(workload, whole, *workload.collate(rows))
+    keeps_inputs = config.activation_checkpointing == "full"
+    checkpointed = find_layers(whole) if keeps_inputs else ()
+    sample_bytes = measure_sample_bytes(workload, whole, *workload.collate(rows), checkpointed)
     model = parallelize(workload, whole, config, mesh)
     _check_memory(model.parts, config, sample_bytes, device)
     model.seed_after_start(config.seed)

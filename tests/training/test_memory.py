@@ -8,15 +8,8 @@ import pytest
 
 from training.config import ParallelDims, TrainConfig
 from training.errors import MemoryTooSmall, WorkloadError
-from training.memory import (
-    MemoryNeed,
-    check_memory,
-    count_need,
-    count_oom_kills,
-    is_out_of_memory,
-    measure_sample_bytes,
-    read_free_bytes,
-)
+from training.memory import check_memory, count_oom_kills, is_out_of_memory, read_free_bytes
+from training.memory_need import MemoryNeed, count_need, measure_sample_bytes
 from training.usercode import UserCode
 from training.workload import Workload
 
@@ -62,6 +55,83 @@ def test_the_need_of_a_worker(optimizer: dict[str, Any], states: int) -> None:
     assert need == MemoryNeed(size, 2 * size, states * size, 32 * 10, 32)
     alone = count_need([model], make_config(dims={"dp_replicate": 1}), 10)
     assert alone.gradients == size
+
+
+def test_of_layers_that_are_computed_again_the_inputs_are_kept(tmp_path: Path) -> None:
+    import torch
+    from torch import nn
+
+    layers = [nn.Sequential(nn.Linear(10, 400), nn.Sigmoid(), nn.Linear(400, 10)) for _ in "123"]
+    model, inputs = nn.Sequential(*layers), torch.randn(8, 10)
+    usual = measure_sample_bytes(make_workload(tmp_path), model, inputs, torch.zeros(8))
+    less = measure_sample_bytes(make_workload(tmp_path), model, inputs, torch.zeros(8), layers)
+    # The inputs of three layers, and what one of them works on: 400 numbers of the sigmoid's.
+    assert 3 * 4 * 400 <= usual <= 3 * 4 * 420 + 100
+    assert 4 * 400 <= less <= 4 * (400 + 3 * 10) + 100
+    assert torch.equal(model(inputs), nn.Sequential(*layers)(inputs))
+
+
+@pytest.mark.parametrize(
+    ("train", "samples", "activations"),
+    [
+        ({"accumulate": 5}, 13, 13 * 340),  # of 64
+        ({"dims": {"tp": 2, "dp_replicate": 1}}, 64, 64 * (100 + 120)),  # 10 parts of 34 stay whole
+        ({"dims": {"tp": 2, "dp_replicate": 1}, "sequence_parallel": True}, 64, 64 * 170),
+        # Eight microbatches of 8 samples, and half of the layers.
+        ({"dims": {"pp": 2, "dp_replicate": 1}, "pipeline": {"microbatches": 8}}, 16, 16 * 170),
+        (
+            {
+                "dims": {"pp": 2, "dp_replicate": 1},
+                "pipeline": {"microbatches": 8, "schedule": "gpipe"},
+            },
+            64,
+            64 * 170,
+        ),
+        ({"reproducible": True, "dims": {"dp_replicate": 2}}, 8, 8 * 340),
+    ],
+)
+def test_samples_under_way_at_once(train: dict[str, Any], samples: int, activations: int) -> None:
+    from torch import nn
+
+    config = make_config(**{"dims": {"dp_replicate": 1}} | train)
+    need = count_need([nn.Linear(10, 10)], config, 340)
+    assert (need.samples, need.activations) == (samples, activations)
+
+
+@pytest.mark.parametrize(
+    ("train", "gradients", "copies"),
+    [
+        ({"synchronize": {"mode": "local_sgd"}}, 1, 2 * 3 - 1),
+        ({"synchronize": {"mode": "diloco"}}, 1, 2 * 3 - 1 + 3),
+        ({"synchronize": {"mode": "diloco", "outer_momentum": 0, "num_fragments": 2}}, 1, 5 + 1.5),
+        ({"synchronize": {"mode": "asynchronous"}}, 1, 2 * 3 - 1 + 5),
+        ({"synchronize": {"compress": "powersgd"}}, 2, 1),
+        ({"reproducible": True}, 4, 0),  # subtrees of 2 and 1, and a leaf
+    ],
+)
+def test_copies_that_keep_workers_together(
+    train: dict[str, Any], gradients: int, copies: float
+) -> None:
+    from torch import nn
+
+    size = 4 * 1000 * 99
+    config = make_config(**{"dims": {"dp_replicate": 2}} | train)
+    need = count_need([nn.Linear(1000, 99, bias=False)], config, 10)
+    assert (need.gradients, need.copies) == (gradients * size, copies * size)
+    words = r"optimiser [\d.]+ MiB, copies " if copies else r"optimiser [\d.]+ MiB, activations of "
+    with pytest.raises(MemoryTooSmall, match=words):
+        check_memory(need, config, 1000, 2)
+
+
+def test_what_would_fit_in_a_pipeline_and_in_virtual_ranks() -> None:
+    pipeline = make_config(dims={"pp": 2, "dp_replicate": 1}, pipeline={"microbatches": 4})
+    need = MemoryNeed(MIB, MIB, 0, 320 * MIB, 32)  # two microbatches of 16
+    with pytest.raises(MemoryTooSmall, match=r"in train\.pipeline\.microbatches: 8 or more"):
+        check_memory(need, pipeline, 170 * MIB, 1)
+    virtual = make_config(dims={"dp_replicate": 1}, reproducible=True, virtual_ranks=4)
+    need = MemoryNeed(MIB, MIB, 0, 160 * MIB, 16)
+    with pytest.raises(MemoryTooSmall, match=r"train\.virtual_ranks: 8\b"):
+        check_memory(need, virtual, 90 * MIB, 1)
 
 
 def test_a_smaller_batch_is_named() -> None:
