@@ -83,7 +83,7 @@ def measure(config: TrainConfig) -> tuple[float, float, dict[str, int], int]:
     import torch
     import torch.distributed as dist
 
-    from training.optimization import build_optimizers, clip, take_step
+    from training.optimization import Gradients, build_optimizers, take_step
     from training.parallel import build_mesh, choose_device, parallelize
     from training.timing import StepTimer
     from training.workload import load_workload
@@ -95,14 +95,16 @@ def measure(config: TrainConfig) -> tuple[float, float, dict[str, int], int]:
     model = parallelize(workload, whole, config, mesh)
     del whole
     optimizers = build_optimizers(model.parts, config.optimizer)
+    gradients = Gradients(model.parts, model.stages)
     tokens = torch.randint(1, 256, (BATCH // config.dims.num_replicas, LENGTH + 1))
     inputs, target = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
     timer, seconds = StepTimer(), []
 
     def step() -> None:
         model.forward_backward(inputs, target, timer)
-        clip(model.parts, config.optimizer.grad_clip, model.stages)
+        gradients.clip(config.optimizer.grad_clip)
         take_step(optimizers, config.optimizer.lr)
+        gradients.forget()
 
     for _ in range(WARM_UP + STEPS):
         dist.barrier()

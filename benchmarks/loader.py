@@ -25,7 +25,7 @@ from data.shard import Shard
 from examples.place_names import ingest, records
 from training.config import ParallelDims, TrainConfig
 from training.loader import Loader, prefetch
-from training.optimization import build_optimizers, clip, take_step
+from training.optimization import Gradients, build_optimizers, take_step
 from training.parallel import build_mesh, parallelize
 from training.timing import StepTimer
 from training.workload import Workload, load_workload
@@ -66,6 +66,7 @@ class Training:
         mesh = build_mesh(self._config.dims, torch.device("cpu"))
         self._model = parallelize(workload, build_model(workload), self._config, mesh)
         self._optimizers = build_optimizers(self._model.parts, OPTIMIZER)
+        self._gradients = Gradients(self._model.parts)
         self.timer = StepTimer()
 
     def run(self, batches: Iterator[tuple[Tensor, Tensor]], num_steps: int) -> dict[str, float]:
@@ -76,8 +77,9 @@ class Training:
                 inputs, target = next(batches)
             self._model.forward_backward(inputs, target, self.timer)
             with self.timer.phase("optimizer"):
-                clip(self._model.parts, OPTIMIZER.grad_clip, self._model.stages)
+                self._gradients.clip(OPTIMIZER.grad_clip)
                 take_step(self._optimizers, OPTIMIZER.lr)
+                self._gradients.forget()
         return self.timer.take()
 
 

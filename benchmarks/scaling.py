@@ -59,7 +59,7 @@ def time_steps(config: TrainConfig) -> tuple[float, float]:
 
 
 def build_ours(config: TrainConfig, inputs: Any, target: Any) -> Callable[[], None]:
-    from training.optimization import build_optimizers, clip, take_step
+    from training.optimization import Gradients, build_optimizers, take_step
     from training.parallel import build_mesh, choose_device, parallelize
     from training.timing import StepTimer
     from training.workload import load_workload
@@ -68,12 +68,14 @@ def build_ours(config: TrainConfig, inputs: Any, target: Any) -> Callable[[], No
     mesh = build_mesh(config.dims, choose_device())
     model = parallelize(workload, workload.model(config.model), config, mesh)
     optimizers = build_optimizers(model.parts, config.optimizer)
+    gradients = Gradients(model.parts, model.stages)
     timer = StepTimer()
 
     def step() -> None:
         model.forward_backward(inputs, target, timer)
-        clip(model.parts, config.optimizer.grad_clip, model.stages)
+        gradients.clip(config.optimizer.grad_clip)
         take_step(optimizers, config.optimizer.lr)
+        gradients.forget()
         timer.take()
 
     return step

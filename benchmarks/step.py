@@ -1,16 +1,18 @@
 """Seconds of a training step: Convoy's loop against a bare one, Lightning Fabric and Accelerate.
 
 All train the same model of place names on the same batches, which are in memory, with the same
-optimiser, clipping, schedule and, with two workers, DDP. Each rank runs all four in one process, in
-blocks that take turns; the fastest order changes from round to round. A ratio is the median of
-those within a round.
+optimiser, clipping, schedule and, with two workers, DDP. Each has processes of its own, which take
+turns in blocks of steps; the order changes from round to round. Ours are as Convoy's worker starts
+them, the others as torchrun would. A ratio is the median of those within a round.
 """
 
 import json
 import math
+import multiprocessing
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -18,15 +20,19 @@ from time import perf_counter
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.table import Row, publish
+from training.allocator import keep_freed_memory
 from training.checkpoint_policy import Timetable
 from training.config import OptimizerConfig, ParallelDims, TrainConfig
-from training.optimization import build_optimizers, clip, learning_rate, take_step
+from training.heartbeat import Heartbeat
+from training.optimization import Gradients, build_optimizers, learning_rate, take_step
 from training.parallel import build_mesh, parallelize
+from training.phases import PHASES
+from training.profiling import StepProfiler
 from training.step_log import StepLog
+from training.synchronization import build_synchronizer
 from training.timing import StepTimer
 from training.workload import Workload, load_workload
 
@@ -38,7 +44,7 @@ BATCH = 16
 """Samples of a worker."""
 LENGTH = 32
 BLOCK_STEPS = 20
-ROUNDS = 24
+ROUNDS = 40
 LOG_EVERY = 20
 GRAD_CLIP = 10.0
 OPTIMIZER = OptimizerConfig(lr=0.005, weight_decay=0.1, warmup_steps=150, grad_clip=GRAD_CLIP)
@@ -63,6 +69,7 @@ class Data:
 
 def build_ours(workload: Workload, directory: Path) -> Steps:
     """The loop of training/trainer.py, less what reads the data and writes a checkpoint."""
+    keep_freed_memory()  # as training/worker.py does
     device, world_size = torch.device("cpu"), dist.get_world_size()
     config = TrainConfig(
         region="eu",
@@ -75,24 +82,35 @@ def build_ours(workload: Workload, directory: Path) -> Steps:
     mesh = build_mesh(config.dims, device)
     model = parallelize(workload, build_model(workload), config, mesh)
     optimizers = build_optimizers(model.parts, config.optimizer)
-    timer = StepTimer()
+    gradients = Gradients(model.parts, model.stages)
+    synchronizer = build_synchronizer(config, model, optimizers)
+    heartbeat = Heartbeat(directory, dist.get_rank())
+    timer = StepTimer(on_phase=heartbeat.enter)
     log = StepLog(directory, 0, timer, device, world_size)
     table = Timetable(config.checkpoint, lambda number: number)
+    profiler = StepProfiler(directory, config.profile)
+    optimizing, communicating = PHASES.index("optimizer"), PHASES.index("communication")
     data, step = Data(dist.get_rank()), 0
 
     def take(num_steps: int) -> None:
         nonlocal step
         for _ in range(num_steps):
             step += 1
-            rate = learning_rate(config.optimizer, step, config.steps)
             with timer.phase("data_wait"):
                 inputs, target = data.next()
+            heartbeat.begin_step(step, timer.seconds)
             loss = model.forward_backward(inputs.to(device), target.to(device), timer)
-            with timer.phase("optimizer"):
-                norm = clip(model.parts, config.optimizer.grad_clip, model.stages)
-                assert math.isfinite(norm)  # as NonfiniteGuard asks
-                take_step(optimizers, rate)
+            timer.enter(optimizing)
+            norm = gradients.clip(config.optimizer.grad_clip)
+            assert math.isfinite(norm)  # as NonfiniteGuard asks
+            rate = learning_rate(config.optimizer, step, config.steps)
+            take_step(optimizers, rate)
             log.add(loss, target)
+            gradients.forget()
+            timer.change(communicating)
+            synchronizer.after_step(step)
+            timer.leave()
+            profiler.step()
             if step % config.log_every_steps == 0:
                 log.write(step, rate, norm, config.global_batch)
             table.due(step)
@@ -189,8 +207,16 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
         group["lr"] = rate
 
 
-def rank(number: int, world_size: int, directory: str) -> None:
-    """One worker: all loops in turns; rank 0 leaves the seconds a step of every block."""
+BUILDERS = {
+    OURS: build_ours,
+    BARE: build_bare,
+    "Lightning Fabric": build_fabric,
+    "Accelerate": build_accelerate,
+}
+
+
+def rank(number: int, world_size: int, name: str, directory: Path, turns: Connection) -> None:
+    """One worker of one loop: a block of steps, and their seconds, each time that it is told to."""
     if world_size > 1:  # as torchrun sets them: Fabric and Accelerate look
         os.environ |= {
             "RANK": str(number),
@@ -206,35 +232,44 @@ def rank(number: int, world_size: int, directory: str) -> None:
     dist.init_process_group(
         "gloo", init_method=f"file://{directory}/store", rank=number, world_size=world_size
     )
-    workload = load_workload("examples.place_names", ROOT)
-    builders = {
-        OURS: build_ours,
-        BARE: build_bare,
-        "Lightning Fabric": build_fabric,
-        "Accelerate": build_accelerate,
-    }
-    loops: dict[str, Steps] = {}
-    for name, build in builders.items():
-        own = Path(directory) / name
-        own.mkdir(exist_ok=True)
-        loops[name] = build(workload, own)
-    for take in loops.values():
-        take(BLOCK_STEPS)  # warm up
-    names = list(loops)
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(ROUNDS):
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            dist.barrier()
-            started = perf_counter()
-            loops[name](BLOCK_STEPS)
-            dist.barrier()
-            seconds[name].append((perf_counter() - started) / BLOCK_STEPS)
-    if number == 0:
-        (Path(directory) / "seconds.json").write_text(json.dumps(seconds))
+    take = BUILDERS[name](load_workload("examples.place_names", ROOT), directory)
+    take(2 * BLOCK_STEPS)  # warm up
+    while turns.recv():
+        started = perf_counter()
+        take(BLOCK_STEPS)
+        turns.send((perf_counter() - started) / BLOCK_STEPS)
     dist.destroy_process_group()
 
 
-def compare(seconds: dict[str, Sequence[float]], num_workers: int) -> list[Row]:
+def measure(world_size: int) -> dict[str, list[float]]:
+    """Of each loop, the seconds a step of every block."""
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as scratch:
+        ranks: dict[str, list[Connection]] = {}
+        for name in BUILDERS:
+            directory = Path(scratch) / name
+            directory.mkdir()
+            pipes = [context.Pipe() for _ in range(world_size)]
+            for number, (_, far) in enumerate(pipes):
+                arguments = (number, world_size, name, directory, far)
+                context.Process(target=rank, args=arguments, daemon=True).start()
+                far.close()
+            ranks[name] = [near for near, _ in pipes]
+        names = list(BUILDERS)
+        seconds: dict[str, list[float]] = {name: [] for name in names}
+        for turn in range(1 + ROUNDS):
+            for name in names[turn % len(names) :] + names[: turn % len(names)]:
+                for near in ranks[name]:
+                    near.send(True)
+                seconds[name].append(max(near.recv() for near in ranks[name]))
+        for near in (near for nears in ranks.values() for near in nears):
+            near.send(False)
+        for process in multiprocessing.active_children():
+            process.join()
+    return {name: values[1:] for name, values in seconds.items()}  # the first awaits the start
+
+
+def compare(seconds: Mapping[str, Sequence[float]], num_workers: int) -> list[Row]:
     """Ours against each of the others."""
     workers = f"{num_workers} worker{'s' if num_workers > 1 else ''}"
     rows = []
@@ -258,9 +293,7 @@ def main() -> None:
     os.environ |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     rows: list[Row] = []
     for world_size in (1, 2):
-        with tempfile.TemporaryDirectory() as directory:
-            spawn(rank, (world_size, directory), world_size)  # type: ignore[no-untyped-call]
-            seconds = json.loads((Path(directory) / "seconds.json").read_text())
+        seconds = measure(world_size)
         print({name: f"{1000 * min(values):.2f} ms at best" for name, values in seconds.items()})
         rows += compare(seconds, world_size)
     publish("step", "ms", rows)

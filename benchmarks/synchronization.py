@@ -92,7 +92,7 @@ def train(directory: Path, case: dict[str, Any], num_steps: int, slow_seconds: f
     import torch
     import torch.distributed as dist
 
-    from training.optimization import build_optimizers, clip, learning_rate, take_step
+    from training.optimization import Gradients, build_optimizers, learning_rate, take_step
     from training.parallel import build_mesh, parallelize
     from training.synchronization import build_synchronizer
     from training.timing import StepTimer
@@ -105,6 +105,7 @@ def train(directory: Path, case: dict[str, Any], num_steps: int, slow_seconds: f
     mesh = build_mesh(config.dims, torch.device("cpu"))
     model = parallelize(workload, workload.model(MODEL), config, mesh)
     optimizers = build_optimizers(model.parts, config.optimizer)
+    gradients = Gradients(model.parts)
     synchronizer = build_synchronizer(config, model, optimizers)
     order = torch.randperm(len(records), generator=torch.Generator().manual_seed(1)).tolist()
     timer = StepTimer()
@@ -116,8 +117,9 @@ def train(directory: Path, case: dict[str, Any], num_steps: int, slow_seconds: f
             model.forward_backward(inputs, target, timer)
         if slow_seconds and dist.get_rank() == 1:
             time.sleep(slow_seconds)
-        clip(model.parts, config.optimizer.grad_clip)
+        gradients.clip(config.optimizer.grad_clip)
         take_step(optimizers, learning_rate(config.optimizer, step, config.steps))
+        gradients.forget()
         synchronizer.after_step(step)
     synchronizer.finish()
     dist.barrier()

@@ -2,8 +2,8 @@
 
 A point is what would be written under `train` in params.yaml, and nothing else: model, data and
 code are the same everywhere. The steps are those of the trainer: parallelize(), forward_backward(),
-clip(), take_step(). Prints a table, writes it into docs/parity.md, and fails where a number is out
-of its tolerance.
+Gradients, take_step(). Prints a table, writes it into docs/parity.md, and fails where a number is
+out of its tolerance.
 """
 
 import sys

@@ -2,7 +2,8 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,7 +32,104 @@ def _build_optimizer(part: nn.Module, config: OptimizerConfig) -> Optimizer:
     ]
     if config.name == "sgd":
         return torch.optim.SGD(groups_of_torch, lr=config.lr, momentum=config.momentum)
-    return torch.optim.AdamW(groups_of_torch, lr=config.lr, betas=config.betas, fused=True)
+    return AdamW(groups_of_torch, lr=config.lr, betas=config.betas, fused=True)
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """Of the parameters of one group that had a gradient: what torch's kernel is called with."""
+
+    group: dict[str, Any]
+    parameters: list[Tensor]
+    averages: list[Tensor]
+    squares: list[Tensor]
+    count: Tensor
+    """Steps that each parameter has seen."""
+    counts: list[Tensor]
+    """The same, a view for each parameter."""
+
+
+class AdamW(torch.optim.AdamW):
+    """torch's fused AdamW, to the same bits, that keeps from step to step the lists which torch
+    gathers anew, and adds to all parameters' counts of steps at once."""
+
+    _kept: list[_Kept] | None = None
+    _others: tuple[Tensor, ...] = ()
+    """Parameters that had no gradient."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """torch's own where nothing is kept, or other parameters have a gradient than did."""
+        gradients = None if closure else self._gather()
+        if gradients is None:
+            result = super().step(closure)
+            self._kept = self._keep()
+            return result
+        assert self._kept is not None
+        for kept, alike in zip(self._kept, gradients, strict=True):
+            beta1, beta2 = kept.group["betas"]
+            kept.count.add_(1)
+            torch._fused_adamw_(
+                kept.parameters,
+                alike,
+                kept.averages,
+                kept.squares,
+                [],
+                kept.counts,
+                lr=kept.group["lr"],
+                beta1=beta1,
+                beta2=beta2,
+                weight_decay=kept.group["weight_decay"],
+                eps=kept.group["eps"],
+                amsgrad=False,
+                maximize=False,
+            )
+        return None
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._kept = None
+        super().load_state_dict(state_dict)
+
+    def _gather(self) -> list[list[Tensor]] | None:
+        """The gradients of each group; None when they are not of the parameters that are kept."""
+        if self._kept is None or any(p.grad is not None for p in self._others):
+            return None
+        gathered = []
+        for kept in self._kept:
+            gradients = [g for p in kept.parameters if (g := p.grad) is not None]
+            if len(gradients) < len(kept.parameters):
+                return None
+            gathered.append(gradients)
+        return gathered
+
+    def _keep(self) -> list[_Kept] | None:
+        """None where one call takes not all of a group: split tensors, or kinds that differ."""
+        groups = []
+        every = [p for group in self.param_groups for p in group["params"]]
+        self._others = tuple(p for p in every if p.grad is None)
+        for group in self.param_groups:
+            parameters = [p for p in group["params"] if p.grad is not None]
+            if not parameters:
+                continue
+            kinds = {(p.dtype, p.device) for p in parameters}
+            if len(kinds) > 1 or isinstance(parameters[0], DTensor):
+                return None
+            states = [self.state[p] for p in parameters]
+            count = torch.stack([state["step"] for state in states])
+            counts = list(count.unbind())
+            for state, view in zip(states, counts, strict=True):
+                state["step"] = view
+            groups.append(
+                _Kept(
+                    group,
+                    parameters,
+                    [state["exp_avg"] for state in states],
+                    [state["exp_avg_sq"] for state in states],
+                    count,
+                    counts,
+                )
+            )
+        return groups
 
 
 def learning_rate(config: OptimizerConfig, step: int, num_steps: int) -> float:
@@ -44,48 +142,67 @@ def learning_rate(config: OptimizerConfig, step: int, num_steps: int) -> float:
 
 
 def take_step(optimizers: Sequence[Optimizer], rate: float) -> None:
-    """Change the parameters by their gradients, at this learning rate, and forget the gradients."""
+    """Change the parameters by their gradients, at this learning rate."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = rate
         optimizer.step()
-    forget_gradients(optimizers)
 
 
-def forget_gradients(optimizers: Iterable[Optimizer]) -> None:
-    for optimizer in optimizers:
-        optimizer.zero_grad(set_to_none=True)
+class Gradients:
+    """The gradients of this rank's parts of a model, whose parameters stay the same.
 
-
-def clip(
-    parts: Sequence[nn.Module], limit: float | None, stages: dist.ProcessGroup | None = None
-) -> float:
-    """Scale the gradient down to `limit` if its norm is larger; the norm before, of the whole
-    model and the same number in every rank. Waits for the gradient.
-
-    limit: null measures alone. stages: the ranks that hold the other parts of the model.
+    stages: the ranks that hold the other parts of the model.
     """
-    layouts: defaultdict[Any, list[nn.Parameter]] = defaultdict(list)
-    for part in parts:
-        for parameter in part.parameters():
-            if parameter.grad is not None:
-                layouts[_layout(parameter)].append(parameter)
-    norms = [_measure_norm(alike) for alike in layouts.values()]
-    norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
-    if stages is not None:
-        squared = norm.square()
-        dist.all_reduce(squared, group=stages)
-        norm = squared.sqrt()
-    length = float(norm)
-    # Scaling by one would pass over every gradient; where rounding may decide, torch decides.
-    if limit is not None and not length < 0.999 * limit - 1e-5:
-        for alike in layouts.values():
-            clip_grads_with_norm_(alike, limit, norm)
-    return length
+
+    def __init__(self, parts: Sequence[nn.Module], stages: dist.ProcessGroup | None = None) -> None:
+        self._stages = stages
+        self._parameters = [parameter for part in parts for parameter in part.parameters()]
+        layouts: defaultdict[Any, list[nn.Parameter]] = defaultdict(list)
+        for parameter in self._parameters:
+            layouts[_layout(parameter)].append(parameter)
+        self._layouts = list(layouts.values())
+        kinds = {(p.device, p.dtype) for p in self._parameters}
+        self._are_alike = len(kinds) == 1 and list(layouts) == [None]
+
+    def clip(self, limit: float | None) -> float:
+        """Scale the gradient down to `limit` if its norm is larger; the norm before, of the whole
+        model and the same number in every rank. Waits for the gradient.
+
+        limit: null measures alone.
+        """
+        norm = self._measure_alike() if self._are_alike else self._measure()
+        if self._stages is not None:
+            squared = norm.square()
+            dist.all_reduce(squared, group=self._stages)
+            norm = squared.sqrt()
+        length = float(norm)
+        # Scaling by one would pass over every gradient; where rounding may decide, torch decides.
+        if limit is not None and not length < 0.999 * limit - 1e-5:
+            for alike in self._layouts:
+                clip_grads_with_norm_(alike, limit, norm)
+        return length
+
+    def forget(self) -> None:
+        """Of every parameter, as though there had been no backward pass."""
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def _measure_alike(self) -> Tensor:
+        """What get_total_norm() does for tensors of one kind that are not split."""
+        gradients = [g for p in self._parameters if (g := p.grad) is not None]
+        if not gradients:
+            return get_total_norm(gradients)
+        norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+        return norm
+
+    def _measure(self) -> Tensor:
+        found = [[g for p in alike if (g := p.grad) is not None] for alike in self._layouts]
+        norms = [_unsplit(get_total_norm(gradients)) for gradients in found if gradients]
+        return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
 
 
-def _measure_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
-    norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
+def _unsplit(norm: Tensor) -> Tensor:
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 

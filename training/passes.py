@@ -14,8 +14,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from training.errors import WorkloadError
+from training.phases import PHASES
 from training.timing import StepTimer
 from training.workload import Workload
+
+_FORWARD, _BACKWARD = PHASES.index("forward"), PHASES.index("backward")
 
 
 class WholeModel:
@@ -59,13 +62,16 @@ class WholeModel:
         self, inputs: Tensor, target: Tensor, timer: StepTimer, weight: float = 1.0
     ) -> Tensor:
         with self._around():
-            with timer.phase("forward"):
-                loss = self._loss(self._forward(inputs), target)
-            with timer.phase("backward"):
-                if not self._is_alone:
-                    timer.watch_backward(loss)
-                loss.backward(seed_gradient(loss) * weight)  # type: ignore[no-untyped-call]
-        return read_loss(loss)
+            timer.enter(_FORWARD)
+            loss = self._loss(self._forward(inputs), target)
+            timer.change(_BACKWARD)
+            if not self._is_alone:
+                timer.watch_backward(loss)
+            value = loss.detach()
+            seed = seed_gradient(value)
+            loss.backward(seed if weight == 1 else seed * weight)  # type: ignore[no-untyped-call]
+            timer.leave()
+        return value.full_tensor() if isinstance(value, DTensor) else value
 
     def _exchanging(self, is_last: bool) -> AbstractContextManager[Any]:
         if isinstance(self._forward, DistributedDataParallel):
@@ -86,10 +92,10 @@ def read_loss(loss: Tensor) -> Tensor:
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
-def seed_gradient(loss: Tensor) -> Tensor:
-    """What a backward pass starts from: one, and not a number where the loss is not finite. So the
-    gradient is not finite either, and every rank that it is averaged with knows."""
-    return 1 + 0 * loss.detach()
+def seed_gradient(value: Tensor) -> Tensor:
+    """What a backward pass starts from: one, and not a number where the loss's value is not finite.
+    So the gradient is not finite either, and every rank that it is averaged with knows."""
+    return torch.rsub(value, 1, alpha=0)  # 1 - 0 * value
 
 
 def checkpoint_activations(workload: Workload, layers: Iterable[nn.Module]) -> None:

@@ -101,4 +101,4 @@ class Pipeline:
 
     def _weigh_loss(self, output: Tensor, target: Tensor) -> Tensor:
         loss = self._loss(output, target)
-        return loss * seed_gradient(loss) / self._config.microbatches
+        return loss * seed_gradient(loss.detach()) / self._config.microbatches

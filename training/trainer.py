@@ -24,15 +24,10 @@ from training.memory import (
 )
 from training.memory_need import count_need, measure_sample_bytes
 from training.nonfinite import NonfiniteGuard
-from training.optimization import (
-    build_optimizers,
-    clip,
-    forget_gradients,
-    learning_rate,
-    take_step,
-)
+from training.optimization import Gradients, build_optimizers, learning_rate, take_step
 from training.pace import open_loader, pace
 from training.parallel import ParallelModel, build_mesh, choose_device, parallelize
+from training.phases import PHASES
 from training.plans import find_layers, rehearse_stages
 from training.profiling import StepProfiler
 from training.regroup import MakingWay
@@ -42,6 +37,8 @@ from training.synchronization import build_synchronizer
 from training.timing import StepTimer
 from training.weights import save_weights
 from training.workload import Workload
+
+_OPTIMIZER, _COMMUNICATION = PHASES.index("optimizer"), PHASES.index("communication")
 
 
 def train(spec: TrainSpec, workload: Workload) -> None:
@@ -103,6 +100,7 @@ class _Training:
         self._model = model
         self._device = device
         self._optimizers = build_optimizers(model.parts, config.optimizer)
+        self._gradients = Gradients(model.parts, model.stages)
         self._checkpoints = Checkpointer(spec, sealed, model.seed_after_start)
         self._synchronizer = build_synchronizer(config, model, self._optimizers)
         self._extras: dict[str, Stateful] = {"synchronize": self._synchronizer}
@@ -121,8 +119,9 @@ class _Training:
     def run(self) -> None:
         """All steps that are left, and the weights; or a commit and the word that it made way."""
         config, model, synchronizer = self._config, self._model, self._synchronizer
+        timer = self._timer
         steps = pace(
-            config, self._loader, model, synchronizer, self._resumed_step, self._timer, self._meet
+            config, self._loader, model, synchronizer, self._resumed_step, timer, self._meet
         )
         is_checked = False
         with (
@@ -132,18 +131,19 @@ class _Training:
             StepProfiler(self._spec.run_directory, config.profile) as profiler,
         ):
             for step, batches in steps:
-                self._heartbeat.begin_step(step)
+                self._heartbeat.begin_step(step, timer.seconds)
                 for inputs, target in batches:
                     loss = model.forward_backward(
-                        inputs.to(self._device), target.to(self._device), self._timer
+                        inputs.to(self._device), target.to(self._device), timer
                     )
                 if not is_checked:
                     model.check_unsplit()
                     is_checked = True
-                with self._timer.phase("optimizer"):
-                    self._update(step, loss, target)
-                with self._timer.phase("communication"):
-                    synchronizer.after_step(step)
+                timer.enter(_OPTIMIZER)
+                self._update(step, loss, target)
+                timer.change(_COMMUNICATION)
+                synchronizer.after_step(step)
+                timer.leave()
                 profiler.step()
             synchronizer.finish()
         self._heartbeat.end()
@@ -155,13 +155,12 @@ class _Training:
 
     def _update(self, step: int, loss: Tensor, target: Tensor) -> None:
         """Change the parameters by their gradients, unless these are no numbers."""
-        optimizer, model = self._config.optimizer, self._model
-        self._grad_norm = clip(model.parts, optimizer.grad_clip, model.stages)
+        optimizer = self._config.optimizer
+        self._grad_norm = self._gradients.clip(optimizer.grad_clip)
         if self._guard.allows(step, loss, self._grad_norm):
             take_step(self._optimizers, learning_rate(optimizer, step, self._config.steps))
             self._log.add(loss, target)
-        else:
-            forget_gradients(self._optimizers)
+        self._gradients.forget()
 
     def _meet(self, first: int, last: int) -> bool:
         """After these steps, which all ranks have behind them: log them, keep them; whether to go
@@ -179,7 +178,7 @@ class _Training:
         return not self._making_way.is_due
 
     def _roll_back(self) -> int | None:
-        forget_gradients(self._optimizers)
+        self._gradients.forget()
         return self._restore()
 
     def _restore(self) -> int | None:

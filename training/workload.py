@@ -89,8 +89,10 @@ class Workload:
     def loss(self, output: "Tensor", target: "Tensor") -> "Tensor":
         from torch import Tensor
 
-        with self._code.running("loss()"):
+        try:  # and not running(): this is part of every step
             loss = self.module.loss(output, target)
+        except Exception as error:
+            raise self._code.explain(error, "loss()") from None
         remedy = "return a tensor of one number, the batch's mean"
         if not isinstance(loss, Tensor):
             raise self._wrong("loss()", loss, remedy)

@@ -45,7 +45,7 @@ def take_steps(config: TrainConfig) -> Steps:
     import torch
     import torch.distributed as dist
 
-    from training.optimization import build_optimizers, clip, learning_rate, take_step
+    from training.optimization import Gradients, build_optimizers, learning_rate, take_step
     from training.parallel import build_mesh, choose_device, parallelize
     from training.timing import StepTimer
 
@@ -56,6 +56,7 @@ def take_steps(config: TrainConfig) -> Steps:
     model = parallelize(workload, workload.model(config.model), config, mesh)
     model.seed_after_start(config.seed)
     optimizers = build_optimizers(model.parts, config.optimizer)
+    gradients = Gradients(model.parts, model.stages)
     size = config.global_batch // config.dims.num_replicas
     steps = Steps([], [], {}, {})
     for step in range(1, config.steps + 1):
@@ -65,10 +66,11 @@ def take_steps(config: TrainConfig) -> Steps:
         model.check_unsplit()
         dist.all_reduce(loss)
         steps.losses.append(loss.item() / dist.get_world_size())
-        steps.norms.append(clip(model.parts, config.optimizer.grad_clip, model.stages))
+        steps.norms.append(gradients.clip(config.optimizer.grad_clip))
         if step == config.steps:
             steps.gradients = _gather(model.parts, gradient=True)
         take_step(optimizers, learning_rate(config.optimizer, step, config.steps))
+        gradients.forget()
     steps.parameters = _gather(model.parts, gradient=False)
     return steps
 

@@ -141,7 +141,7 @@ def load_and_save(path: str, settings: dict[str, Any]) -> tuple[int, list[float]
     import torch
 
     from training.checkpoint import Checkpoint, Checkpointer
-    from training.optimization import build_optimizers, take_step
+    from training.optimization import Gradients, build_optimizers, take_step
     from training.parallel import build_mesh, parallelize
     from training.timing import StepTimer
 
@@ -157,6 +157,7 @@ def load_and_save(path: str, settings: dict[str, Any]) -> tuple[int, list[float]
         if progress is None:
             model.forward_backward(*workload.collate(make_places(8, 1)), StepTimer())
             take_step(optimizers, 0.01)
+            Gradients(model.parts).forget()
             progress = Checkpoint(step=1, cursor=16)
         drawn: list[float] = torch.rand(3).tolist()
         checkpoints.save(progress, model.parts, optimizers)
