@@ -3,17 +3,20 @@
 import ctypes
 import os
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # of malloc.h
-_LARGEST_BYTES = 2**31 - 1
+# Of <malloc.h>.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_MOST_BYTES = 2**31 - 1
+_LARGEST_BLOCK_BYTES = 32 << 20
+"""More than that glibc does not take; larger blocks come from the kernel and go back to it."""
 _SETTINGS = ("GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")
 
 
 def keep_freed_memory() -> bool:
-    """Have this process keep what it frees, rather than give it back and be given it anew, a page
-    at a time and each cleared, in every step. Whether it was done.
+    """Have this process keep what it frees, rather than give it back and be given it anew in every
+    step, each page by an interrupt and cleared. Whether it was done.
 
-    Every step of a training asks for the same memory, so that what the process holds at most stays
-    the same. Of glibc alone, and not where the environment says something else. See mallopt(3).
+    A step asks for what the one before it freed: what the process holds at most stays the same. Of
+    glibc alone, and not where the environment has settings of its own. See mallopt(3).
     """
     if any(os.environ.get(name) for name in _SETTINGS):
         return False
@@ -21,6 +24,5 @@ def keep_freed_memory() -> bool:
     if mallopt is None:
         return False
     return bool(
-        mallopt(_MMAP_THRESHOLD, 32 << 20)  # the most that it takes
-        and mallopt(_TRIM_THRESHOLD, _LARGEST_BYTES)
+        mallopt(_MMAP_THRESHOLD, _LARGEST_BLOCK_BYTES) and mallopt(_TRIM_THRESHOLD, _MOST_BYTES)
     )

@@ -8,6 +8,7 @@ def run(path: Path) -> None:
     import torch
     import torch.distributed as dist
 
+    from training.allocator import keep_freed_memory
     from training.parallel import choose_device
     from training.rank import detail_file
     from training.spec import TrainSpec
@@ -16,6 +17,7 @@ def run(path: Path) -> None:
 
     spec = TrainSpec.model_validate_json(path.read_bytes())
     torch.set_num_threads(1)
+    keep_freed_memory()
     # What is not a tensor of the model is exchanged on the CPU also where GPUs train.
     dist.init_process_group("gloo" if choose_device().type == "cpu" else "cpu:gloo,cuda:nccl")
     detail = detail_file(spec.run_directory, dist.get_rank())
