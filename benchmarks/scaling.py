@@ -1,23 +1,25 @@
 """Speed-up from one worker to two, and what a worker holds when four share the model.
 
-Ours is what the trainer calls in a step: parallelize(), forward_backward(), clip(), take_step().
-The reference is a bare loop with torch's DDP around the same model, with the same optimiser. Both
-take turns, step by step, in the same processes; one core and one thread a worker, data in memory.
-Strong: the global batch stays the same. Weak: each worker's batch does.
+Ours is what the trainer calls in a step: parallelize(), forward_backward(), Gradients, take_step().
+The reference is a bare loop with torch's DDP around the same model, with the same optimiser. They
+take turns, each in processes of its own; one core and one thread a worker, data in memory. Strong:
+the global batch stays the same. Weak: each worker's batch does.
 """
 
 import os
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 from benchmarks.table import Row, publish
+from benchmarks.turns import Steps, take_turns
 from tests.training.ranks import run_ranks
 from tests.workspaces import ROOT
 from training.config import TrainConfig
 
-STEPS, WARM_UP = 9, 2
+ROUNDS, BLOCK_STEPS = 15, 2
 BATCH, LENGTH = 8, 64
 MODEL = {"max_length": LENGTH, "width": 256, "num_heads": 8, "num_layers": 8}  # 6.6 M parameters
 SPEEDUP_RATIO = 0.98
@@ -37,33 +39,32 @@ def configure(batch: int, **dims: int) -> TrainConfig:
     )
 
 
-def time_steps(config: TrainConfig) -> tuple[float, float]:
-    """In each rank: median seconds of our step and of the bare loop's."""
-    import torch
+def pin() -> None:
+    """A core for each rank of this machine."""
     import torch.distributed as dist
 
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[dist.get_rank()]})
+
+
+def make_batch(config: TrainConfig) -> tuple[Any, Any]:
+    import torch
+    import torch.distributed as dist
+
     size = config.global_batch // dist.get_world_size()
     tokens = torch.randint(1, 256, (size, LENGTH + 1))
-    inputs, target = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-    loops = [build_ours(config, inputs, target), build_bare(config, inputs, target)]
-    seconds: list[list[float]] = [[], []]
-    for _ in range(WARM_UP + STEPS):
-        for loop, taken in zip(loops, seconds, strict=True):
-            dist.barrier()
-            started = time.perf_counter()
-            loop()
-            taken.append(time.perf_counter() - started)
-    ours, bare = (median(taken[WARM_UP:]) for taken in seconds)
-    return ours, bare
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
-def build_ours(config: TrainConfig, inputs: Any, target: Any) -> Callable[[], None]:
+def build_ours(config: TrainConfig, directory: Path) -> Steps:
+    from training.allocator import keep_freed_memory
     from training.optimization import Gradients, build_optimizers, take_step
     from training.parallel import build_mesh, choose_device, parallelize
     from training.timing import StepTimer
     from training.workload import load_workload
 
+    pin()
+    keep_freed_memory()  # as training/worker.py does
+    inputs, target = make_batch(config)
     workload = load_workload("examples.place_names", ROOT)
     mesh = build_mesh(config.dims, choose_device())
     model = parallelize(workload, workload.model(config.model), config, mesh)
@@ -71,17 +72,18 @@ def build_ours(config: TrainConfig, inputs: Any, target: Any) -> Callable[[], No
     gradients = Gradients(model.parts, model.stages)
     timer = StepTimer()
 
-    def step() -> None:
-        model.forward_backward(inputs, target, timer)
-        gradients.clip(config.optimizer.grad_clip)
-        take_step(optimizers, config.optimizer.lr)
-        gradients.forget()
-        timer.take()
+    def take(num_steps: int) -> None:
+        for _ in range(num_steps):
+            model.forward_backward(inputs, target, timer)
+            gradients.clip(config.optimizer.grad_clip)
+            take_step(optimizers, config.optimizer.lr)
+            gradients.forget()
+            timer.take()
 
-    return step
+    return take
 
 
-def build_bare(config: TrainConfig, inputs: Any, target: Any) -> Callable[[], None]:
+def build_bare(config: TrainConfig, directory: Path) -> Steps:
     import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
@@ -89,6 +91,8 @@ def build_bare(config: TrainConfig, inputs: Any, target: Any) -> Callable[[], No
 
     from examples import place_names
 
+    pin()
+    inputs, target = make_batch(config)
     model = place_names.model(**config.model)
     if dist.get_world_size() > 1:
         model = DistributedDataParallel(model)
@@ -97,13 +101,14 @@ def build_bare(config: TrainConfig, inputs: Any, target: Any) -> Callable[[], No
         model.parameters(), lr=settings.lr, betas=settings.betas, weight_decay=0.0, fused=True
     )
 
-    def step() -> None:
-        place_names.loss(model(inputs), target).backward()  # type: ignore[no-untyped-call]
-        clip_grad_norm_(model.parameters(), settings.grad_clip or float("inf"))
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+    def take(num_steps: int) -> None:
+        for _ in range(num_steps):
+            place_names.loss(model(inputs), target).backward()  # type: ignore[no-untyped-call]
+            clip_grad_norm_(model.parameters(), settings.grad_clip or float("inf"))
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
 
-    return step
+    return take
 
 
 def count_held_bytes(config: TrainConfig) -> dict[str, int]:
@@ -147,12 +152,18 @@ def _count_bytes(tensors: Iterable[Any]) -> int:
     return sum({each.data_ptr(): each.nbytes() for each in storages}.values())
 
 
+def time_steps(world_size: int, config: TrainConfig) -> tuple[float, float]:
+    """Median seconds of our step and of the bare loop's."""
+    builders = {"ours": partial(build_ours, config), "bare": partial(build_bare, config)}
+    seconds = take_turns(builders, world_size, ROUNDS, BLOCK_STEPS)
+    return median(seconds["ours"]), median(seconds["bare"])
+
+
 def measure_speedups() -> list[Row]:
-    alone = run_ranks(1, time_steps, configure(BATCH))[0]
+    alone = time_steps(1, configure(BATCH))
     rows = []
     for case, batch, work in (("strong", BATCH, 1), ("weak", 2 * BATCH, 2)):
-        ranks = run_ranks(2, time_steps, configure(batch, dp_replicate=2))
-        together = [max(rank[which] for rank in ranks) for which in (0, 1)]
+        together = time_steps(2, configure(batch, dp_replicate=2))
         ours, bare = (work * one / two for one, two in zip(alone, together, strict=True))
         rows.append(
             Row(

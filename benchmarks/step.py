@@ -8,14 +8,9 @@ them, the others as torchrun would. A ratio is the median of those within a roun
 
 import json
 import math
-import multiprocessing
-import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
-from time import perf_counter
 
 import torch
 import torch.distributed as dist
@@ -23,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.table import Row, publish
+from benchmarks.turns import Steps, take_turns
 from training.allocator import keep_freed_memory
 from training.checkpoint_policy import Timetable
 from training.config import OptimizerConfig, ParallelDims, TrainConfig
@@ -35,9 +31,6 @@ from training.step_log import StepLog
 from training.synchronization import build_synchronizer
 from training.timing import StepTimer
 from training.workload import Workload, load_workload
-
-Steps = Callable[[int], None]
-"""Takes so many more steps."""
 
 ROOT = Path(__file__).parent.parent
 BATCH = 16
@@ -67,9 +60,10 @@ class Data:
         return self._batches[self._number % len(self._batches)]
 
 
-def build_ours(workload: Workload, directory: Path) -> Steps:
+def build_ours(directory: Path) -> Steps:
     """The loop of training/trainer.py, less what reads the data and writes a checkpoint."""
     keep_freed_memory()  # as training/worker.py does
+    workload = load_places()
     device, world_size = torch.device("cpu"), dist.get_world_size()
     config = TrainConfig(
         region="eu",
@@ -118,7 +112,8 @@ def build_ours(workload: Workload, directory: Path) -> Steps:
     return take
 
 
-def build_bare(workload: Workload, directory: Path) -> Steps:
+def build_bare(directory: Path) -> Steps:
+    workload = load_places()
     model: nn.Module = build_model(workload)
     if dist.get_world_size() > 1:
         model = DistributedDataParallel(model)
@@ -136,11 +131,11 @@ def build_bare(workload: Workload, directory: Path) -> Steps:
     return _repeat(step, directory)
 
 
-def build_fabric(workload: Workload, directory: Path) -> Steps:
+def build_fabric(directory: Path) -> Steps:
     from lightning_fabric import Fabric
     from lightning_fabric.strategies.ddp import DDPStrategy
 
-    world_size = dist.get_world_size()
+    workload, world_size = load_places(), dist.get_world_size()
     strategy = DDPStrategy(process_group_backend="gloo") if world_size > 1 else "auto"
     fabric = Fabric(accelerator="cpu", devices=world_size, strategy=strategy)
     fabric.launch()
@@ -160,9 +155,10 @@ def build_fabric(workload: Workload, directory: Path) -> Steps:
     return _repeat(step, directory)
 
 
-def build_accelerate(workload: Workload, directory: Path) -> Steps:
+def build_accelerate(directory: Path) -> Steps:
     from accelerate import Accelerator
 
+    workload = load_places()
     accelerator = Accelerator(cpu=True)
     bare = build_model(workload)
     [optimizer] = build_optimizers([bare], OPTIMIZER)
@@ -197,6 +193,10 @@ def _repeat(take_one: Callable[[Tensor, Tensor, float], Tensor], directory: Path
     return take
 
 
+def load_places() -> Workload:
+    return load_workload("examples.place_names", ROOT)
+
+
 def build_model(workload: Workload) -> nn.Module:
     torch.manual_seed(0)
     return workload.model({"max_length": LENGTH, "width": 64, "num_heads": 4, "num_layers": 3})
@@ -205,68 +205,6 @@ def build_model(workload: Workload) -> nn.Module:
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     for group in optimizer.param_groups:
         group["lr"] = rate
-
-
-BUILDERS = {
-    OURS: build_ours,
-    BARE: build_bare,
-    "Lightning Fabric": build_fabric,
-    "Accelerate": build_accelerate,
-}
-
-
-def rank(number: int, world_size: int, name: str, directory: Path, turns: Connection) -> None:
-    """One worker of one loop: a block of steps, and their seconds, each time that it is told to."""
-    if world_size > 1:  # as torchrun sets them: Fabric and Accelerate look
-        os.environ |= {
-            "RANK": str(number),
-            "LOCAL_RANK": str(number),
-            "GROUP_RANK": "0",
-            "WORLD_SIZE": str(world_size),
-            "LOCAL_WORLD_SIZE": str(world_size),
-            "TORCHELASTIC_RUN_ID": "benchmark",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": "0",
-        }
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{directory}/store", rank=number, world_size=world_size
-    )
-    take = BUILDERS[name](load_workload("examples.place_names", ROOT), directory)
-    take(2 * BLOCK_STEPS)  # warm up
-    while turns.recv():
-        started = perf_counter()
-        take(BLOCK_STEPS)
-        turns.send((perf_counter() - started) / BLOCK_STEPS)
-    dist.destroy_process_group()
-
-
-def measure(world_size: int) -> dict[str, list[float]]:
-    """Of each loop, the seconds a step of every block."""
-    context = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory() as scratch:
-        ranks: dict[str, list[Connection]] = {}
-        for name in BUILDERS:
-            directory = Path(scratch) / name
-            directory.mkdir()
-            pipes = [context.Pipe() for _ in range(world_size)]
-            for number, (_, far) in enumerate(pipes):
-                arguments = (number, world_size, name, directory, far)
-                context.Process(target=rank, args=arguments, daemon=True).start()
-                far.close()
-            ranks[name] = [near for near, _ in pipes]
-        names = list(BUILDERS)
-        seconds: dict[str, list[float]] = {name: [] for name in names}
-        for turn in range(1 + ROUNDS):
-            for name in names[turn % len(names) :] + names[: turn % len(names)]:
-                for near in ranks[name]:
-                    near.send(True)
-                seconds[name].append(max(near.recv() for near in ranks[name]))
-        for near in (near for nears in ranks.values() for near in nears):
-            near.send(False)
-        for process in multiprocessing.active_children():
-            process.join()
-    return {name: values[1:] for name, values in seconds.items()}  # the first awaits the start
 
 
 def compare(seconds: Mapping[str, Sequence[float]], num_workers: int) -> list[Row]:
@@ -290,10 +228,15 @@ def compare(seconds: Mapping[str, Sequence[float]], num_workers: int) -> list[Ro
 
 
 def main() -> None:
-    os.environ |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    builders = {
+        OURS: build_ours,
+        BARE: build_bare,
+        "Lightning Fabric": build_fabric,
+        "Accelerate": build_accelerate,
+    }
     rows: list[Row] = []
     for world_size in (1, 2):
-        seconds = measure(world_size)
+        seconds = take_turns(builders, world_size, ROUNDS, BLOCK_STEPS)
         print({name: f"{1000 * min(values):.2f} ms at best" for name, values in seconds.items()})
         rows += compare(seconds, world_size)
     publish("step", "ms", rows)
