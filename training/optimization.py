@@ -171,7 +171,9 @@ class Gradients:
 
         limit: null measures alone.
         """
-        norm = self._measure_alike() if self._are_alike else self._measure()
+        gradients = [g for p in self._parameters if (g := p.grad) is not None]
+        is_plain = self._are_alike and bool(gradients)
+        norm = _measure_plain(gradients) if is_plain else self._measure()
         if self._stages is not None:
             squared = norm.square()
             dist.all_reduce(squared, group=self._stages)
@@ -179,8 +181,12 @@ class Gradients:
         length = float(norm)
         # Scaling by one would pass over every gradient; where rounding may decide, torch decides.
         if limit is not None and not length < 0.999 * limit - 1e-5:
-            for alike in self._layouts:
-                clip_grads_with_norm_(alike, limit, norm)
+            if is_plain:
+                # What clip_grads_with_norm_() does for them.
+                torch._foreach_mul_(gradients, torch.clamp(limit / (norm + 1e-6), max=1.0))
+            else:
+                for alike in self._layouts:
+                    clip_grads_with_norm_(alike, limit, norm)
         return length
 
     def forget(self) -> None:
@@ -188,18 +194,16 @@ class Gradients:
         for parameter in self._parameters:
             parameter.grad = None
 
-    def _measure_alike(self) -> Tensor:
-        """What get_total_norm() does for tensors of one kind that are not split."""
-        gradients = [g for p in self._parameters if (g := p.grad) is not None]
-        if not gradients:
-            return get_total_norm(gradients)
-        norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-        return norm
-
     def _measure(self) -> Tensor:
         found = [[g for p in alike if (g := p.grad) is not None] for alike in self._layouts]
         norms = [_unsplit(get_total_norm(gradients)) for gradients in found if gradients]
         return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+
+
+def _measure_plain(gradients: list[Tensor]) -> Tensor:
+    """What get_total_norm() does for tensors of one kind that are not split."""
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    return norm
 
 
 def _unsplit(norm: Tensor) -> Tensor:

@@ -28,6 +28,20 @@ def test_what_is_read_was_said(tmp_path: Path) -> None:
     assert read_beats(tmp_path) == []
 
 
+def test_seconds_are_those_of_whole_steps(tmp_path: Path) -> None:
+    beat = Heartbeat(tmp_path, 0)
+    seconds = [5.0, 4.0, 3.0, 2.0, 1.0, 0.5, 9.0]  # before the first step, and last of no phase
+    beat.begin_step(7, seconds)
+    assert read_beats(tmp_path)[0].phase_seconds == (0.0,) * len(PHASES)
+    seconds[1] += 1.5
+    seconds[-1] += 7.0
+    beat.enter(PHASES.index("backward"), now := time.monotonic())
+    [inside] = read_beats(tmp_path)
+    assert (inside.changed, inside.phase_seconds) == (now, (0.0,) * len(PHASES))
+    beat.begin_step(8, seconds)
+    assert read_beats(tmp_path)[0].phase_seconds == (0.0, 1.5, 0.0, 0.0, 0.0, 0.0)
+
+
 def test_a_reader_never_sees_half_a_beat(tmp_path: Path) -> None:
     beat = Heartbeat(tmp_path, 0)
     began = time.monotonic()
