@@ -1,5 +1,6 @@
 """`convoy verify resume`: the present workload, killed and resumed, against an undisturbed run."""
 
+import math
 import os
 import random
 import secrets
@@ -23,6 +24,7 @@ from training.config import CheckpointConfig, TrainConfig
 from training.process import PARENT_VARIABLE
 from training.resume_plan import Kill, ResumeCase, ResumeFindings, ResumePlan, count_parts
 from training.spec import TrainSpec
+from training.synchronize_config import SynchronizeConfig
 
 SCRATCH = workspace.STATE / "verify"
 MIN_STEPS = 16
@@ -48,6 +50,12 @@ def verify_resume(
     shards as training does, and touches neither artifacts nor MLflow nor the store's checkpoints.
     Raises ConfigError for too few steps, PipelineError when a run cannot be tried.
     """
+    if config.train.synchronize.mode == "asynchronous":
+        raise ConfigError(
+            "params.yaml: train.synchronize.mode: asynchronous workers take batches as they come, "
+            "so that no two runs are equal, and there is nothing to compare: take another mode to "
+            "verify the rest of the training"
+        )
     if steps < MIN_STEPS:
         raise ConfigError(f"--steps {steps}: take {MIN_STEPS} or more, or there is no room to kill")
     open_workload(config, root)
@@ -70,7 +78,8 @@ def verify_resume(
 def plan_cases(
     config: Config, root: Path, readable: Sequence[Shard], *, steps: int, seed: int
 ) -> list[ResumeCase]:
-    """The same layout; the same with mixed precision and accumulation; another layout."""
+    """The same layout; the same with mixed precision and accumulation; another layout, unless it is
+    the number of copies that says what a step is."""
     draw = random.Random(seed)
     every = max(2, steps // 5)
     plain = _shorten(config.train, steps, every)
@@ -81,21 +90,18 @@ def plan_cases(
     if mixed and plain.precision == "float32":
         kills = _draw_kills(draw, mixed, every)
         cases.append(_case("mixed precision", config, root, mixed, shards, kills))
-    other = _other_layout(plain)
+    how = plain.synchronize
+    other = None if how.is_local or how.compress == "powersgd" else _other_layout(plain)
     if other:
         step = draw.randrange(every + 1, steps)
         kills = (Kill(when="step", step=step, rank=_draw_rank(draw, plain)),)
         case = _case("other workers", config, root, plain, shards, kills)
-        low = plain.precision != "float32"
-        cases.append(
-            case.model_copy(
-                update={
-                    "then": other.dims,
-                    "without_dropout": True,
-                    "loss_tolerance": _LOW_TOLERANCE if low else _TOLERANCE,
-                }
-            )
-        )
+        change: dict[str, Any] = {"then": other.dims}
+        if not plain.reproducible:
+            low = plain.precision != "float32"
+            tolerance = _LOW_TOLERANCE if low else _TOLERANCE
+            change |= {"without_dropout": True, "loss_tolerance": tolerance}
+        cases.append(case.model_copy(update=change))
     return cases
 
 
@@ -105,8 +111,24 @@ def _shorten(train: TrainConfig, steps: int, every: int) -> TrainConfig:
         update={"warmup_steps": min(train.optimizer.warmup_steps, steps // 4)}
     )
     checkpoint = CheckpointConfig(every_steps=every, store=False)
-    short = {"steps": steps, "optimizer": optimizer, "checkpoint": checkpoint}
+    short = {
+        "steps": steps,
+        "optimizer": optimizer,
+        "checkpoint": checkpoint,
+        "synchronize": _hurry(train.synchronize, every),
+    }
     return train.model_copy(update=short | {"log_every_steps": 1, "cache": None})
+
+
+def _hurry(how: SynchronizeConfig, every: int) -> SynchronizeConfig:
+    """The same way to synchronise, often enough for a short run to see it."""
+    # A little less often than there are checkpoints, so that some come between two averages.
+    parts = math.ceil(max(every + 1, how.overlap_steps + 1) / how.num_fragments)
+    often = {
+        "every_steps": min(how.every_steps, parts * how.num_fragments),
+        "powersgd_start_step": min(how.powersgd_start_step, max(2, every)),
+    }
+    return how.model_copy(update=often)
 
 
 def _choose_shards(readable: Sequence[Shard], train: TrainConfig) -> frozenset[str]:

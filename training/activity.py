@@ -60,6 +60,15 @@ def read_activity(pid: int) -> Activity:
     )
 
 
+def read_own_seconds(pid: int) -> float:
+    """In which the main thread of a process ran, or could have and was given no processor. 0 for a
+    process that is gone, and for a kernel that does not count it."""
+    with suppress(OSError, IndexError):
+        ran, starved = Path(f"/proc/{pid}/schedstat").read_text().split()[:2]
+        return (int(ran) + int(starved)) / 1e9
+    return 0.0
+
+
 def read_state(pid: int) -> str:
     """One letter, as `ps` shows it: T for stopped; empty when the process is gone."""
     return "".join(_read_stat(Path(f"/proc/{pid}"))[:1])

@@ -29,6 +29,7 @@ from training.resume_plan import (
     ResumeFinding,
     ResumeFindings,
     ResumePlan,
+    count_batches,
     count_parts,
 )
 from training.resume_world import last_step, run_world, seen_file, unfinished
@@ -148,8 +149,13 @@ def _coverage(
         yield "a schedule"
     if case.spec.config.precision != "float32":
         yield "mixed precision"
-    if count_parts(case.spec.config) > 1:
+    if case.spec.config.reproducible:
+        yield "virtual ranks"
+    elif count_parts(case.spec.config) > 1:
         yield "accumulation"
+    how = case.spec.config.synchronize
+    if how.is_local or how.compress != "none":
+        yield how.mode if how.is_local else how.compress
 
 
 def _layout(case: ResumeCase) -> str:
@@ -178,9 +184,11 @@ def _read_samples(spec: TrainSpec, starts: list[int], configs: list[TrainConfig]
         ]
         if end == start:
             continue  # nothing of it was committed
-        batches = [path.read_text().splitlines() for path in by_replica]
+        batches, parts = [p.read_text().splitlines() for p in by_replica], count_batches(config)
         for step in range(start + 1, end + 1):
-            samples[step] = [one for rank in batches for one in json.loads(rank[step - start - 1])]
+            first = (step - start - 1) * parts
+            lines = [line for rank in batches for line in rank[first : first + parts]]
+            samples[step] = [one for line in lines for one in json.loads(line)]
     return samples
 
 

@@ -13,7 +13,12 @@ def count_parts(config: TrainConfig) -> int:
     """How often a step computes a loss, in each rank that computes it."""
     if config.dims.pp > 1:
         return config.pipeline.microbatches
-    return config.accumulate
+    return count_batches(config) * config.accumulate
+
+
+def count_batches(config: TrainConfig) -> int:
+    """How many batches a rank collates for a step."""
+    return config.virtual_ranks // config.dims.world_size if config.reproducible else 1
 
 
 class Kill(BaseModel, frozen=True, extra="forbid"):
@@ -36,7 +41,8 @@ class ResumeCase(BaseModel, frozen=True, extra="forbid"):
     then: ParallelDims | None = None
     """The layout after the kills, another than before; null stays."""
     loss_tolerance: float = 0.0
-    """Largest relative difference of a step's loss; 0 asks for equal bits of everything."""
+    """Largest relative difference of a step's loss; 0 asks for equal bits of everything, also in
+    another layout."""
     without_dropout: bool = False
     """Turn torch's dropout layers off: in another layout others are drawn."""
 
@@ -74,8 +80,8 @@ class ResumeFinding(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def passed(self) -> bool:
-        """In the same layout everything is equal; in another one the samples are, and the loss is
-        within its tolerance."""
+        """Everything is equal; where there is a tolerance, as in another layout, the samples are,
+        and the loss is within it."""
         same = not self.different_samples and not self.different_losses
         if self.loss_tolerance:
             return same

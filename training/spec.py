@@ -56,6 +56,16 @@ class WorkerSpec(BaseModel, frozen=True, extra="forbid"):
         raise NotImplementedError
 
     @property
+    def num_peers(self) -> int:
+        """Ranks, one after another, that have the same work in each step."""
+        return self.num_workers
+
+    @property
+    def waits_inside(self) -> bool:
+        """Whether ranks wait for each other inside their passes through the model."""
+        return False
+
+    @property
     def nodes(self) -> int:
         """Nodes that the workers are spread over."""
         return 1
@@ -112,6 +122,14 @@ class TrainSpec(WorkerSpec, frozen=True, extra="forbid"):
     @property
     def num_workers(self) -> int:
         return self.config.dims.world_size
+
+    @property
+    def num_peers(self) -> int:
+        return self.num_workers // self.config.dims.pp  # stages are the outermost axis
+
+    @property
+    def waits_inside(self) -> bool:
+        return self.config.dims.is_sharded
 
     @property
     def max_restarts(self) -> int:

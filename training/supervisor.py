@@ -176,7 +176,11 @@ class _Supervision:
         """Until every node has ended its part; None where nothing went wrong."""
         recovery = self._spec.recovery
         hangs = HangWatch(recovery.patience_seconds)
-        stragglers = StragglerWatch(recovery.straggler_ratio)
+        stragglers = StragglerWatch(
+            recovery.straggler_ratio,
+            peers=world.spec.num_peers,
+            waits_inside=world.spec.waits_inside,
+        )
         ends: dict[int, WorldEnd | None] = {}
         hang: Hang | None = None
         failed_at: float | None = None

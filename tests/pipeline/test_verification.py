@@ -18,6 +18,15 @@ from training.resume_plan import ResumeCase
 __all__ = ["work"]
 
 
+_TP_PLAN = """
+
+def tp_plan(model, degree):
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+
+    return {"0": ColwiseParallel(), "3": RowwiseParallel()}
+"""
+
+
 def verify_resume(*arguments: str) -> int:
     return verify.main(build_parser().parse_args(["verify", "resume", *arguments]))
 
@@ -66,6 +75,52 @@ def test_one_that_depends_on_its_process_is_found(
     said = capsys.readouterr().out
     assert "FAIL" in said
     assert "differ: steps 1, 2, 3 and 13 more" in said
+
+
+def check(capsys: pytest.CaptureFixture[str], *names: str) -> list[dict[str, Any]]:
+    """What is found in these cases."""
+    plan_cases: Callable[..., list[ResumeCase]] = verification.plan_cases
+
+    def plan(*arguments: Any, **named: Any) -> list[ResumeCase]:
+        return [c for c in plan_cases(*arguments, **named) if c.name in names]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(verification, "plan_cases", plan)
+        assert verify_resume("--json", "--steps", "16", "--seed", "3") == 0
+    found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["findings"]
+    return found
+
+
+def test_virtual_ranks_at_two_sizes(work: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
+    work.set("train.reproducible", True)
+    work.set("train.virtual_ranks", 4)
+    same, other = check(capsys, "same workers", "other workers")
+    assert ", part 2" in same["kills"][2]  # between two virtual ranks
+    assert "virtual ranks" in same["covers"]
+    # The same bits with half of the workers, dropout included.
+    assert (other["layout"], other["loss_tolerance"]) == ("dp_replicate 2, then one worker", 0.0)
+    assert (other["largest_loss_difference"], other["num_tensors"]) == (0.0, 16)
+
+
+def test_diloco_between_two_averages(work: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
+    way = {"mode": "diloco", "every_steps": 32, "num_fragments": 2, "overlap_steps": 1}
+    work.set("train.synchronize", way)
+    [same] = check(capsys, "same workers", "other workers")  # of which there is no such
+    assert "diloco" in same["covers"]
+
+
+def test_layers_that_are_split(work: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
+    module = Path("toy_workload.py")
+    module.write_text(module.read_text() + _TP_PLAN)
+    work.set("train.dims", {"dp_replicate": 1, "tp": 2})
+    [same] = check(capsys, "same workers")
+    assert (same["layout"], same["num_tensors"]) == ("tp 2", 16)
+
+
+def test_asynchronous_workers_are_refused(work: Workspace) -> None:
+    work.set("train.synchronize", {"mode": "asynchronous"})
+    with pytest.raises(ConfigError, match="no two runs are equal"):
+        verify_resume()
 
 
 def test_too_few_steps(work: Workspace) -> None:

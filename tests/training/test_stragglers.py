@@ -1,6 +1,12 @@
 """A slow rank is named with its lateness, before it is a failure."""
 
-from training.heartbeat import Beat
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from tests.training.ranks import run_ranks
+from training.heartbeat import Beat, Heartbeat, read_beats
 from training.phases import PHASES
 from training.stragglers import Straggler, StragglerWatch
 
@@ -59,3 +65,75 @@ def test_a_window_waits_for_steps_of_all_ranks() -> None:
     now = 100.0
     assert watch.look(_beats(1, [0.1]), 2) == []  # one is still starting
     assert watch.look(_beats(3, [0.1, 0.9]), 2) == []  # two steps are no window
+
+
+def test_where_layers_are_split_the_rank_that_computes_longest_is_named() -> None:
+    """All need equally long, for they wait for each other inside their passes."""
+    now, own = 0.0, dict.fromkeys(range(4), 0.0)
+
+    def look(watch: StragglerWatch, step: int) -> list[Straggler]:
+        beats = [replace(beat, pid=beat.rank) for beat in _beats(step, [0.5] * 4)]
+        return watch.look(beats, 4)
+
+    alike, stages = (
+        StragglerWatch(2.0, lambda: now, peers=peers, waits_inside=True, read_own=own.__getitem__)
+        for peers in (4, 2)
+    )
+    assert look(alike, 1) == look(stages, 1) == []
+    named: list[list[Straggler]] = [[], []]
+    for step in (11, 21):
+        now += 3.0
+        # The last two ranks are the second stage of a pipeline, which has more to do.
+        for rank, seconds in enumerate((0.01, 0.06, 0.1, 0.1)):
+            own[rank] += 10 * seconds
+        for watch, found in zip((alike, stages), named, strict=True):
+            found += look(watch, step)
+    assert [one.rank for one in named[1]] == [1]
+    assert 0.045 < named[1][0].late_seconds < 0.055
+    assert "most of the difference is in what it computes" in named[1][0].why
+    assert [one.rank for one in named[0]] == []
+
+
+def _step_together(directory: Path) -> None:
+    """In each rank: passes inside which ranks wait for each other; rank 1 computes for longer."""
+    import torch
+    import torch.distributed as dist
+
+    from training.timing import StepTimer
+
+    rank = dist.get_rank()
+    heartbeat = Heartbeat(directory, rank)
+    timer = StepTimer(on_phase=heartbeat.enter)
+    step, is_over = 0, torch.zeros(1)
+    while not is_over:
+        step += 1
+        heartbeat.begin_step(step)
+        with timer.phase("forward"):
+            until = time.thread_time() + (0.08 if rank else 0.01)
+            while time.thread_time() < until:
+                pass
+            is_over.fill_((directory / "over").exists())
+            dist.all_reduce(is_over)
+
+
+def test_ranks_that_really_wait_inside_their_passes(tmp_path: Path) -> None:
+    watch = StragglerWatch(2.0, peers=2, waits_inside=True)
+    by_phases = StragglerWatch(2.0)
+    named: list[Straggler] = []
+    wrongly: list[Straggler] = []
+
+    def look() -> None:
+        deadline = time.monotonic() + 120
+        while not named and time.monotonic() < deadline:
+            beats = read_beats(tmp_path)
+            named.extend(watch.look(beats, 2))
+            wrongly.extend(by_phases.look(beats, 2))
+            time.sleep(0.1)
+        (tmp_path / "over").touch()
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    run_ranks(2, _step_together, tmp_path)
+    looking.join()
+    assert [one.rank for one in named] == [1]
+    assert wrongly == []  # the time that passes in them says nothing
