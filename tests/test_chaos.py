@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load, save
 
-from tests.chaos.plan import KINDS, Fault, draw_faults
+from tests.chaos.plan import KINDS, SERVERS, Fault, draw_faults
 from tests.chaos.runs import BATCH, STEPS, TRAIN, run_once, run_undisturbed
 from tests.chaos.site import open_site
 from tests.chaos.verdict import check_samples
@@ -63,7 +63,8 @@ def test_a_run_with_all_of_them_ends_as_if_nothing_had_happened(tmp_path: Path) 
 def test_a_seed_draws_the_same_faults_again() -> None:
     seconds = dict.fromkeys(("ingest", "shard", "upload", "evaluate", "register"), 2.0)
     drawn = [
-        draw_faults(random.Random(seed), 5, 5, STEPS, seconds, True) for seed in ("1/0", "1/0", "2")
+        draw_faults(random.Random(seed), 5, 5, STEPS, seconds, (SERVERS,))
+        for seed in ("1/0", "1/0", "2")
     ]
     assert drawn[0] == drawn[1] != drawn[2]
     assert len(drawn[0]) == 10

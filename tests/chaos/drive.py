@@ -2,6 +2,7 @@
 
 import contextlib
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 import psutil
 
 from tests.chaos.plan import STAGES, Fault
-from tests.chaos.site import Site, StageLog
+from tests.chaos.site import Site, StageLog, cut_link, join_link
 
 ENDED = ("COMPLETED", "FAILED", "CANCELLED")
 _POLL_SECONDS = 0.02
@@ -145,8 +146,11 @@ class Drive:
     def _strike(self, fault: Fault) -> tuple[str, ...]:
         kind = fault.kind
         if kind.victim == "machine":
-            self._site.restart_machine()
-            return ("convoy up and all of it",)
+            number = self._site.restart_machine()
+            self._log.begin_again()
+            return (f"all {number} processes of convoy up",)
+        if kind.action == "cut":
+            return self._cut(fault)
         if kind.victim in self._site.servers:
             return self._strike_server(fault)
         found = self._find(fault)
@@ -162,7 +166,7 @@ class Drive:
     def _find(self, fault: Fault) -> list[psutil.Process]:
         site, victim = self._site, fault.kind.victim
         try:
-            if victim in ("rank", "agent", "node"):
+            if victim in ("rank", "agent", "node", "switch", "meeting"):
                 found = site.find_named(f"convoy-{victim}")
                 # Stopped again, it would be none the worse.
                 found = [one for one in found if one.status() != psutil.STATUS_STOPPED]
@@ -174,6 +178,20 @@ class Drive:
             return [process] if process else []
         except psutil.NoSuchProcess:
             return []
+
+    def _cut(self, fault: Fault) -> tuple[str, ...]:
+        """Take the link of a node down, from outside, and up again after a while, if the product
+        has not given its place to a new node with a link of its own meanwhile."""
+        try:
+            switch, ports = self._site.find_links()
+            if not ports:
+                return ()
+            port = ports[int(fault.choice * len(ports))]
+            cut_link(switch, port)
+        except subprocess.CalledProcessError:  # gone meanwhile
+            return ()
+        self._later(fault.pause_seconds, lambda: join_link(switch, port))
+        return (f"the link of {port} for {fault.pause_seconds} s",)
 
     def _strike_server(self, fault: Fault) -> tuple[str, ...]:
         server = self._site.servers[fault.kind.victim]
@@ -196,6 +214,9 @@ class Drive:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.resume()
 
+        self._later(seconds, work)
+
+    def _later(self, seconds: float, work: Callable[[], None]) -> None:
         timer = threading.Timer(seconds, work)
         timer.start()
         self._threads.append(timer)

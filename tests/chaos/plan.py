@@ -1,6 +1,7 @@
 """What is to go wrong in a run, and when: drawn from a seed."""
 
 import random
+from collections.abc import Collection
 from dataclasses import dataclass
 
 STAGES = ("ingest", "shard", "upload", "train", "evaluate", "register")
@@ -9,6 +10,11 @@ LATER = ("upload", "train", "evaluate", "register")
 WORLD = ("train",)
 """Stages that have ranks, agents and nodes."""
 
+SERVERS = "servers"
+"""Of the stores and of their keys."""
+LINKS = "links"
+"""Of the nodes, each in a network namespace of its own."""
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -16,12 +22,13 @@ class Kind:
 
     victim: str
     action: str
-    """kill: SIGKILL. stop: SIGSTOP, for good. pause: SIGSTOP, and SIGCONT after a while."""
+    """kill: SIGKILL. stop: SIGSTOP, for good. pause: SIGSTOP, and SIGCONT after a while. cut: its
+    link is down for a while."""
     stages: tuple[str, ...] = STAGES
     weight: int = 1
     """How often it is drawn, in proportion to the others."""
-    needs_servers: bool = False
-    """Whether it is of the stores' servers."""
+    needs: str = ""
+    """What of the site: `SERVERS`, `LINKS`, or neither."""
 
     @property
     def name(self) -> str:
@@ -36,6 +43,9 @@ KINDS = (
     Kind("agent", "stop", WORLD),
     Kind("node", "kill", WORLD, 4),
     Kind("node", "stop", WORLD),
+    Kind("node", "cut", WORLD, 4, LINKS),
+    Kind("switch", "kill", WORLD, 1, LINKS),
+    Kind("meeting", "kill", WORLD),
     Kind("supervisor", "kill", WORLD, 2),
     Kind("supervisor", "pause", WORLD, 2),
     Kind("flow run", "kill", STAGES, 3),
@@ -46,12 +56,16 @@ KINDS = (
     Kind("prefect", "pause", STAGES, 2),
     Kind("mlflow", "kill", LATER, 2),
     Kind("mlflow", "pause", LATER, 2),
-    Kind("machine", "kill"),
-    Kind("s3", "kill", LATER, 3, True),
-    Kind("s3", "pause", LATER, 3, True),
-    Kind("key service", "kill", LATER, 3, True),
-    Kind("key service", "pause", LATER, 3, True),
+    Kind("machine", "kill", STAGES, 2),
+    Kind("s3", "kill", LATER, 3, SERVERS),
+    Kind("s3", "pause", LATER, 3, SERVERS),
+    Kind("key service", "kill", LATER, 3, SERVERS),
+    Kind("key service", "pause", LATER, 3, SERVERS),
 )
+
+
+_PAUSES_SECONDS = {"pause": (0.2, 1.0, 4.0), "cut": (0.5, 3.0, 10.0)}
+"""Some of them below the patience of who waits for the victim, some above."""
 
 
 @dataclass(frozen=True)
@@ -77,14 +91,13 @@ def draw_faults(
     num_others: int,
     num_steps: int,
     stage_seconds: dict[str, float],
-    with_servers: bool,
+    has: Collection[str],
 ) -> list[Fault]:
     """Faults of one run in the order of their moments: so many within the world of ranks, so many
-    of all else."""
-    world = [kind for kind in KINDS if kind.stages == WORLD]
-    others = [
-        kind for kind in KINDS if kind.stages != WORLD and (with_servers or not kind.needs_servers)
-    ]
+    of all else. has: which of SERVERS and LINKS the site has."""
+    possible = [kind for kind in KINDS if not kind.needs or kind.needs in has]
+    world = [kind for kind in possible if kind.stages == WORLD]
+    others = [kind for kind in possible if kind.stages != WORLD]
     kinds = rng.choices(world, [kind.weight for kind in world], k=num_world)
     kinds += rng.choices(others, [kind.weight for kind in others], k=num_others)
     faults = [_draw_moment(rng, kind, num_steps, stage_seconds) for kind in kinds]
@@ -95,7 +108,8 @@ def _draw_moment(
     rng: random.Random, kind: Kind, num_steps: int, stage_seconds: dict[str, float]
 ) -> Fault:
     stage = rng.choice(kind.stages)
-    pause_seconds = rng.choice((0.2, 1.0, 4.0)) if kind.action == "pause" else 0.0
+    pauses = _PAUSES_SECONDS.get(kind.action)
+    pause_seconds = rng.choice(pauses) if pauses else 0.0
     choice = rng.random()
     if stage == "train":
         return Fault(

@@ -65,12 +65,12 @@ def run_batch(
     train = TRAIN | SAVED_TO_SERVERS if with_servers else TRAIN
     with open_site(home, train, with_servers=with_servers) as site:
         wanted, stage_seconds = run_undisturbed(site)
+        if not with_servers and not site.has_links:
+            tell("no network namespaces can be had here: no link is cut")
         tell("undisturbed: " + ", ".join(f"{k} {v:.1f} s" for k, v in stage_seconds.items()))
         for number in range(num_runs):
             name = f"{seed}/{number}{'/servers' if with_servers else ''}"
-            faults = draw_faults(
-                random.Random(name), *num_faults, STEPS, stage_seconds, with_servers
-            )
+            faults = draw_faults(random.Random(name), *num_faults, STEPS, stage_seconds, site.has)
             tell(f"run {name}")
             outcomes.append(run_once(site, name, faults, wanted, tell))
         end = site.workspace

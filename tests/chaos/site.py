@@ -15,11 +15,14 @@ from typing import Any
 
 import psutil
 
+from tests.chaos.plan import LINKS, SERVERS
 from tests.flows.convoy_up import Up, find_processes, read_urls, start_up
 from tests.flows.prefect_api import PrefectApi, wait_until
 from tests.servers import DIE_WITH_PARENT, openbao, seaweedfs
 from tests.workspaces import PARAMS, Workspace, make_workspace
+from training.errors import NetworkUnavailable
 from training.heartbeat import Beat, read_beats
+from training.network import NamespaceNetwork
 
 WORKLOAD = Path(__file__).with_name("workload.py")
 BUCKETS = ("eu", "us", "cn")
@@ -72,10 +75,17 @@ class Site:
     workspace: Workspace
     up: Up
     servers: dict[str, Server] = field(default_factory=dict)
+    has_links: bool = False
+    """Whether its nodes have network namespaces of their own."""
 
     @property
     def api(self) -> PrefectApi:
         return self.up.api
+
+    @property
+    def has(self) -> tuple[str, ...]:
+        """Which of the things that kinds of faults need there are."""
+        return (SERVERS,) * bool(self.servers) + (LINKS,) * self.has_links
 
     def find_guard(self, *names: str) -> psutil.Process | None:
         """The guard of one of the servers of `convoy up`."""
@@ -125,9 +135,23 @@ class Site:
                     return True
         return False
 
-    def restart_machine(self) -> None:
-        """Kill `convoy up`, so that all of it ends, and start it again at the same ports."""
-        self.up.process.kill()
+    def find_links(self) -> tuple[int, list[str]]:
+        """The process that holds the nodes' links, and the ends of them there; none while it is
+        gone."""
+        switch = self.find_named("convoy-switch")
+        if not switch:
+            return 0, []
+        seen = _call_inside(switch[0].pid, "ip", "-o", "link")
+        return switch[0].pid, sorted(re.findall(r"^\d+: (node\d+)@", seen, re.MULTILINE))
+
+    def restart_machine(self) -> int:
+        """Kill every process of `convoy up` at once, and start it again at the same ports; gives
+        how many there were."""
+        up = psutil.Process(self.up.process.pid)
+        family = [up, *up.children(recursive=True), *self.find_named("")]
+        for process in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         self.up.process.communicate()
         wait_until(lambda: not find_processes(self.workspace), 60)
         ports = [url.rsplit(":", 1)[1] for url in (self.up.prefect, self.up.mlflow)]
@@ -137,6 +161,25 @@ class Site:
         urls = read_urls(process)
         assert urls == (self.up.prefect, self.up.mlflow)
         self.up = Up(self.workspace, process, self.api, *urls)
+        return len({process.pid for process in family})
+
+
+def cut_link(switch: int, port: str) -> None:
+    """Take a node's link down, from outside."""
+    _call_inside(switch, "ip", "link", "set", port, "down")
+
+
+def join_link(switch: int, port: str) -> None:
+    """Take it up again, if that switch and that link still are there."""
+    with contextlib.suppress(subprocess.CalledProcessError):
+        _call_inside(switch, "ip", "link", "set", port, "up")
+
+
+def _call_inside(pid: int, *command: str) -> str:
+    """In the network namespace of a process."""
+    inside = ("nsenter", "--net", "--target", str(pid))
+    done = subprocess.run([*inside, *command], check=True, capture_output=True, text=True)
+    return done.stdout
 
 
 class StageLog:
@@ -148,11 +191,12 @@ class StageLog:
         self.stage = ""
         self.since = 0.0
 
+    def begin_again(self) -> None:
+        """Of another `convoy up`."""
+        self._offset, self.stage = 0, ""
+
     def look(self) -> None:
         """Read what was printed since."""
-        size = self._path.stat().st_size
-        if size < self._offset:  # of another `convoy up`
-            self._offset = 0
         with self._path.open("rb") as file:
             file.seek(self._offset)
             content = file.read().rpartition(b"\n")
@@ -164,11 +208,23 @@ class StageLog:
                 self.stage, self.since = stage, time.monotonic()
 
 
+def can_have_links() -> bool:
+    """Whether this machine lets nodes have network namespaces of their own."""
+    try:
+        NamespaceNetwork(1, {**os.environ, "PYTHONSAFEPATH": "1"}).close()
+    except NetworkUnavailable:
+        return False
+    return True
+
+
 @contextlib.contextmanager
 def open_site(home: Path, train: dict[str, Any], *, with_servers: bool) -> Iterator[Site]:
     """A site in `home`; everything of it ends with the block."""
     with contextlib.ExitStack() as stack:
         regions: dict[str, Any] = PARAMS["regions"]
+        # Nodes in namespaces reach no server.
+        has_links = not with_servers and can_have_links()
+        network = {"namespaces": has_links}
         environment: dict[str, str] = {}
         servers: dict[str, Server] = {}
         if with_servers:
@@ -177,7 +233,7 @@ def open_site(home: Path, train: dict[str, Any], *, with_servers: bool) -> Itera
             home / "w",
             {"TMPDIR": str(home / "tmp"), **environment},
             regions=regions,
-            train=PARAMS["train"] | train,
+            train=PARAMS["train"] | train | {"network": network},
             schedule={"cron": None, "retries": 3, "max_resubmissions": 20},
         )
         (home / "tmp").mkdir()
@@ -185,7 +241,7 @@ def open_site(home: Path, train: dict[str, Any], *, with_servers: bool) -> Itera
         process = start_up(workspace)
         prefect, mlflow = read_urls(process)
         api = PrefectApi(f"{prefect}/api", "toy")
-        site = Site(workspace, Up(workspace, process, api, prefect, mlflow), servers)
+        site = Site(workspace, Up(workspace, process, api, prefect, mlflow), servers, has_links)
         try:
             yield site
         finally:
