@@ -20,6 +20,7 @@ from pipeline.dvc_locks import restore_lock_file
 from pipeline.lineage import FLOW_RUN_VARIABLE
 from pipeline.params import set_params
 from pipeline.progress import Progress, current_listener, listening, report
+from pipeline.runs import retire_results
 from pipeline.versioning import Snapshot, commit_stage, find_stale
 from pipeline.workspace import lock_workspace
 from tasks.publisher import Publisher
@@ -89,6 +90,8 @@ def train(
         config = set_params(Path("params.yaml"), given) if given else Config.load()
         check.with_options(retries=config.schedule.retries)(config, root)
         forced = ForcedStages(root, run.id) if asked["force"] else None
+        if forced is not None and not forced.done:
+            retire_results(root)
         with Publisher(get_run_logger()) as publisher, listening(_Watcher(publisher)):
             ran = _run_stages(config, root, forced, publisher)
         return snapshot(root, ran)

@@ -1,6 +1,7 @@
 """Training runs in the workspace: their directory, their MLflow run, and how they ended."""
 
 import contextlib
+import filecmp
 import json
 import shutil
 import uuid
@@ -8,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from data.manifest import Manifest
 from data.residency import Exclusion
@@ -16,23 +17,25 @@ from data.shard import Shard
 from pipeline import workspace
 from pipeline.checks import check_artifact_root
 from pipeline.config import Config
-from pipeline.lineage import describe_training, digest_training, lineage_tags
+from pipeline.lineage import describe_training, digest_config, digest_training, lineage_tags
 from pipeline.progress import report
 from storage.store import open_store
 from training.checkpoint_commit import find_on_disk, remove_stored, store_folder
 from training.checkpoint_identity import explain_difference
 from training.outbox import Outbox, deliver_left, open_outbox
-from training.spec import SPEC_FILE
+from training.spec import SPEC_FILE, STEPS_FILE, WEIGHTS_FILE, rank_steps_file
 from training.tracking import await_tracking, end_run, start_run
 
 _RUN_ID = "mlflow_run_id"
 _START = "mlflow_start"
 """Marks the MLflow run before it is made, so that one that nobody noted is found again."""
 _ENDED = "ended"
+"""How it ended; with FINISHED comes the digest of the configuration for which its result stands."""
 AWAY_SECONDS = 150.0
 """For so long a stage waits for an MLflow that was there before."""
 FLUSH_SECONDS = 10.0
-_FINISHED, _KILLED = "FINISHED", "KILLED"
+_FINISHED: Literal["FINISHED"] = "FINISHED"
+_KILLED: Literal["KILLED"] = "KILLED"
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,6 @@ def open_run(
             yield from _follow(
                 Run(directory, fingerprint, identity, run_id, resumed, outbox), config
             )
-        (directory / _ENDED).write_text(_FINISHED)
         # The result now stands in artifacts/train; the store's checkpoints were for going on. Those
         # on disk can be exported until another run begins.
         _forget_stored(config, directory)
@@ -114,8 +116,58 @@ def _follow(run: Run, config: Config) -> Iterator[Run]:
         run.outbox.note_end("FAILED" if is_error else "KILLED")
         run.outbox.deliver_for(config.tracking_uri, FLUSH_SECONDS if is_error else 0.0)
         raise
+    # Before MLflow is told: who finds it there knows that the outbox holds all that is to be told.
+    (run.directory / _ENDED).write_text(_finished_with(config))
     run.outbox.note_end("FINISHED")
     run.outbox.deliver_for(config.tracking_uri, FLUSH_SECONDS)
+
+
+def result_files(directory: Path) -> list[Path]:
+    """What a run that came to its end leaves of its result."""
+    return [
+        directory / WEIGHTS_FILE,
+        directory / STEPS_FILE,
+        *sorted(directory.glob(rank_steps_file("*"))),
+    ]
+
+
+def is_standing(config: Config, root: Path, manifest: Manifest, readable: Sequence[Shard]) -> bool:
+    """Whether this very training came to its end, with this configuration, and its result stands
+    whole in the workspace: then whoever called it died before DVC knew of it.
+
+    Sees to it that MLflow knows; a run that MLflow has lost does not stand. Raises RegistryError
+    when MLflow is away.
+    """
+    fingerprint = digest_training(config, manifest, readable)
+    directory, trained = root / workspace.RUNS / fingerprint[:16], root / workspace.TRAINED
+    ended, report_file = directory / _ENDED, trained / "report.json"
+    if not (ended.exists() and ended.read_text() == _finished_with(config)):
+        return False
+    run_id = (directory / _RUN_ID).read_text()
+    said = json.loads(report_file.read_bytes()) if report_file.exists() else {}
+    if (said.get("fingerprint"), said.get("mlflow_run_id")) != (fingerprint, run_id):
+        return False
+    for path in result_files(directory):
+        there = trained / path.name
+        if not (there.exists() and filecmp.cmp(path, there, shallow=False)):
+            return False
+    await_tracking(config.tracking_uri, AWAY_SECONDS)
+    deliver_left(root / workspace.OUTBOX, config.tracking_uri)
+    if not end_run(config.tracking_uri, run_id, _FINISHED):
+        return False
+    _forget_stored(config, directory)
+    return True
+
+
+def retire_results(root: Path) -> None:
+    """Have no training given again that has come to its end so far: all is to be done anew."""
+    for ended in (root / workspace.RUNS).glob(f"*/{_ENDED}"):
+        if _is_finished(ended.parent):
+            ended.write_text(_FINISHED)
+
+
+def _finished_with(config: Config) -> str:
+    return f"{_FINISHED} {digest_config(config)}"
 
 
 def _is_finished(directory: Path) -> bool:

@@ -40,7 +40,7 @@ from pipeline.lineage import digest_training, lineage_tags
 from pipeline.machine import hold_nodes
 from pipeline.progress import Transfer, describe_seconds, report, report_event
 from pipeline.recording import open_log, recorded
-from pipeline.runs import AWAY_SECONDS, FLUSH_SECONDS, open_run
+from pipeline.runs import AWAY_SECONDS, FLUSH_SECONDS, is_standing, open_run, result_files
 from pipeline.specs import evaluation_spec, train_spec
 from pipeline.versioning import check_repository
 from storage.access_log import AccessEntry
@@ -51,7 +51,7 @@ from training.incidents import Incident, Notice
 from training.outbox import MetricLogger, deliver_left, open_outbox
 from training.plans import check_plans
 from training.registry import ModelVersion
-from training.spec import STEPS_FILE, WEIGHTS_FILE, rank_steps_file
+from training.spec import STEPS_FILE, WEIGHTS_FILE
 from training.supervisor import run_workers
 from training.workload import Sums
 
@@ -210,7 +210,8 @@ def _start_transfer(config: Config, manifest: Manifest) -> Transfer:
 
 @recorded
 def train(config: Config) -> TrainReport:
-    """Train under torchrun on the shards that the site may read; a killed call is resumed."""
+    """Train under torchrun on the shards that the site may read; a killed call is resumed, and one
+    that came to its end before DVC knew of it gives what it left."""
     root = Path.cwd()
     if config.registration.require_clean_git:
         check_repository(root, require_clean=True)
@@ -222,6 +223,10 @@ def train(config: Config) -> TrainReport:
     log = open_log(config)
     log_exclusions(config, manifest, excluded, log)
     check_placed(receipt, open_region(manifest, config.site, log).store)
+    if is_standing(config, root, manifest, readable):
+        steps = config.train.steps
+        report("train", steps, steps, "steps", "came to its end before: its result stands")
+        return read_train_report()
     with (
         hold_nodes(config.train.nodes, config.schedule.wait_seconds, "train"),
         open_run(config, root, manifest, readable, excluded) as run,
@@ -264,8 +269,7 @@ def train(config: Config) -> TrainReport:
             goodput=goodput,
         )
         with workspace.replace_directory(workspace.TRAINED) as fresh:
-            shutil.copy(run.directory / WEIGHTS_FILE, fresh)
-            for path in (run.directory / STEPS_FILE, *run.directory.glob(rank_steps_file("*"))):
+            for path in result_files(run.directory):
                 shutil.copy(path, fresh)
             _write_curve(fresh / "loss.csv", lines)
             workspace.write_result(fresh / "report.json", result)

@@ -140,14 +140,16 @@ def end_run(tracking_uri: str, run_id: str, status: RunStatus, ended_ms: int | N
     """Say how the run ended, and when, or with RUNNING that a killed one goes on; false when MLflow
     has no such run, as after its database was replaced. Raises RegistryError.
 
-    A run that is already said to have ended can go on and is not KILLED afterwards.
+    A run that is already said to have ended can go on and is not KILLED afterwards; one that ended
+    so keeps its time.
     """
     from mlflow.exceptions import MlflowException
 
     check_tracking(tracking_uri)
     try:
         client = open_client(tracking_uri)
-        if status == "KILLED" and client.get_run(run_id).info.status != "RUNNING":
+        present = client.get_run(run_id).info.status
+        if present == status or (status == "KILLED" and present != "RUNNING"):
             return True
         if status == "RUNNING":
             client.update_run(run_id, status=status)
