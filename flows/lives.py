@@ -124,9 +124,12 @@ def _await_cancelling(run_id: UUID, main: threading.Thread) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         deadline = time.monotonic() + _UNWIND_SECONDS
         while time.monotonic() < deadline:
-            if client.read_flow_run(run_id).state_type in TERMINAL_STATES:
+            state = client.read_flow_run(run_id).state_type
+            if state in TERMINAL_STATES:
                 break
             time.sleep(0.2)
+        if state == StateType.COMPLETED:
+            return  # it had come to its end before
         client.set_flow_run_state(run_id, Cancelled(message="Cancelled as asked for"), force=True)
 
 

@@ -19,12 +19,14 @@ from prefect.client.schemas.filters import (
 )
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.logging import get_logger
-from prefect.states import Cancelled, Crashed, Running
+from prefect.states import Cancelled, Completed, Crashed, Running
 
 from flows.automations import SILENT
 from flows.lives import CONTINUES, find_successors, read_deployment_runs, read_process
 
 _EVERY_SECONDS = 15.0
+_WORKER_ENDS = "Runner is shutting down."
+"""What Prefect's runner says with Cancelled as it is ended."""
 _UNNAMED = timedelta(seconds=120)
 """In which a run comes to say which process it is."""
 _AUTOMATION = timedelta(seconds=20)
@@ -55,7 +57,7 @@ def reconcile(flow: str, deployment_id: UUID) -> list[str]:
             for run in read_deployment_runs(client, deployment_id)
             if run.state_type != StateType.SCHEDULED
         ]
-        told += [line for run in begun if (line := _revive(client, run))]
+        told += [line for run in begun if (line := _revive(client, run) or _restore(client, run))]
         if begun and (line := _submit_again(client, begun[-1])):
             told.append(line)
         _close_tasks(client, flow)
@@ -98,6 +100,20 @@ def _revive(client: SyncPrefectClient, run: FlowRun) -> str:
         return ""
     client.set_flow_run_state(run.id, Running(message="Its process is at work"), force=True)
     return f"{run.name} is Running: its process {process.pid} is at work"
+
+
+def _restore(client: SyncPrefectClient, run: FlowRun) -> str:
+    """A worker that is ended says Cancelled of a run whose process is just ending, also where that
+    has said Completed already (Prefect 3.9)."""
+    if run.state_type != StateType.CANCELLED or run.state is None:
+        return ""
+    if run.state.message != _WORKER_ENDS:
+        return ""
+    if not any(state.is_completed() for state in client.read_flow_run_states(run.id)):
+        return ""
+    why = "its worker was ended after it"
+    client.set_flow_run_state(run.id, Completed(message=f"Completed: {why}"), force=True)
+    return f"{run.name} is Completed: {why}"
 
 
 def _submit_again(client: SyncPrefectClient, run: FlowRun) -> str:
@@ -151,6 +167,9 @@ def start_reconciling(flow: str, deployment_id: UUID) -> None:
                     logger.warning("%s", line)
             except httpx.HTTPError as error:
                 logger.info("the Prefect API is not to be reached (%s)", type(error).__name__)
+            except Exception:
+                # Without this thread nothing would be put right any more, and nobody would know.
+                logger.exception("Prefect's states could not be looked at")
             pause.wait(_EVERY_SECONDS)
 
     threading.Thread(target=work, name="reconciler", daemon=True).start()

@@ -20,14 +20,13 @@ _RECOVERY_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class Happened:
-    """A fault that was done, and what was seen then."""
+    """A fault that was done."""
 
     fault: Fault
     stage: str
     step: int
     """That a rank was in; 0 where there was none."""
     victims: tuple[str, ...]
-    seen: str
 
 
 class Drive:
@@ -41,6 +40,7 @@ class Drive:
         self._wait_for_progress: tuple[float, int, frozenset[int]] | None = None
         self._threads: list[threading.Thread] = []
         self._state = ""
+        self._began = time.time()
         self.happened: list[Happened] = []
         self.missed: list[Fault] = []
         """Those whose moment did not come."""
@@ -107,7 +107,10 @@ class Drive:
             return
         beats = self._site.read_beats() if fault.stage == "train" else []
         step = max((beat.step for beat in beats), default=0)
-        if fault.stage == "train":
+        if fault.at_end:
+            if not self._site.has_trained(self._began):
+                return
+        elif fault.stage == "train":
             if step < fault.step or any(beat.phase == "ended" for beat in beats):
                 return
             if fault.in_save and not self._site.is_saving():
@@ -116,15 +119,17 @@ class Drive:
         elif time.monotonic() - self._log.since < fault.after_seconds:
             return
         pids = frozenset(beat.pid for beat in beats)
+        seconds = time.monotonic() - self._log.since
+        stage = self._log.stage
         victims = self._strike(fault)
         if not victims:
             return  # between two lives
         self._faults.pop(0)
         if fault.kind.stages == ("train",):
             self._wait_for_progress = (time.monotonic(), step, pids)
-        happened = Happened(fault, self._log.stage, step, victims, "")
+        happened = Happened(fault, stage, step, victims)
         self.happened.append(happened)
-        where = f"step {step}" if step else f"{time.monotonic() - self._log.since:.1f} s"
+        where = "its end" if fault.at_end else f"step {step}" if step else f"{seconds:.1f} s"
         self._tell(f"{fault.stage:<9} {where:<10} {fault.kind.name:<18} {', '.join(victims)}")
 
     def _is_over(self, stage: str) -> bool:

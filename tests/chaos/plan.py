@@ -64,6 +64,8 @@ KINDS = (
 )
 
 
+_CALLERS = ("flow run", "worker", "machine")
+"""Who calls the stages, and DVC after them."""
 _PAUSES_SECONDS = {"pause": (0.2, 1.0, 4.0), "cut": (0.5, 3.0, 10.0)}
 """Some of them below the patience of who waits for the victim, some above."""
 
@@ -80,6 +82,8 @@ class Fault:
     """Of training, that a rank is in; 0 in other stages."""
     in_save: bool = False
     """Once a checkpoint is being written."""
+    at_end: bool = False
+    """Once training has written that it is finished, and DVC does not know of it yet."""
     choice: float = 0.0
     """Which of several victims, from 0 to 1."""
     pause_seconds: float = 0.0
@@ -112,12 +116,14 @@ def _draw_moment(
     pause_seconds = rng.choice(pauses) if pauses else 0.0
     choice = rng.random()
     if stage == "train":
+        at_end = kind.victim in _CALLERS and rng.random() < 0.3
         return Fault(
             kind,
             stage,
             after_seconds=rng.uniform(0.0, 0.1),
-            step=rng.randrange(1, num_steps),
+            step=num_steps if at_end else rng.randrange(1, num_steps),
             in_save=rng.random() < 0.25,
+            at_end=at_end,
             choice=choice,
             pause_seconds=pause_seconds,
         )

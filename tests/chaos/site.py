@@ -144,6 +144,14 @@ class Site:
         seen = _call_inside(switch[0].pid, "ip", "-o", "link")
         return switch[0].pid, sorted(re.findall(r"^\d+: (node\d+)@", seen, re.MULTILINE))
 
+    def has_trained(self, since: float) -> bool:
+        """Whether training has written since then that it is finished."""
+        for path in self.workspace.path.glob(".convoy/runs/*/ended"):
+            with contextlib.suppress(FileNotFoundError):  # another training begins
+                if path.stat().st_mtime > since:
+                    return path.read_text().startswith("FINISHED")
+        return False
+
     def restart_machine(self) -> int:
         """Kill every process of `convoy up` at once, and start it again at the same ports; gives
         how many there were."""

@@ -71,6 +71,13 @@ class Served:
         read += "print(read_runs('sqlite:///.convoy/mlflow.db', 'convoy')[0].status)"
         return self.workspace.python(read).splitlines()[-1]
 
+    def set_state(self, run_id: str, state: str, message: str, *, force: bool = False) -> None:
+        content = {"type": state, "name": state.capitalize(), "message": message}
+        answer = self.api.post(
+            f"flow_runs/{run_id}/set_state", {"state": content, "force": force}
+        ).json()
+        assert answer["status"] == "ACCEPT", answer
+
     def process_of(self, run_id: str) -> psutil.Process:
         labels = self.api.get(f"flow_runs/{run_id}")["labels"]
         return psutil.Process(labels["convoy.pid"])
@@ -208,6 +215,32 @@ def test_a_server_that_is_away_harms_no_training(served: Served) -> None:
         lambda: {t["state_type"] for t in served.api.tasks(run_id).values()} == {"COMPLETED"}, 60
     )
     assert {"training", "metrics", "model-version"} <= set(served.api.artifacts(run_id))
+
+
+def test_what_prefect_says_wrongly_of_a_run_is_put_right_without_a_hand(served: Served) -> None:
+    served.set_seed(11)
+    run_id = served.start()
+    process = served.process_of(run_id)
+    process.suspend()  # it is at work, and will not have ended before somebody looks
+    try:
+        # As the automation, after a server that was away for longer than silence_seconds.
+        served.set_state(run_id, "CRASHED", "No heartbeat for 45 s: its machine is gone")
+        following = served.successor(run_id)
+        wait_until(lambda: served.api.state(run_id)["type"] == "RUNNING", 60)
+    finally:
+        process.resume()
+    assert served.api.finish(run_id)["type"] == "COMPLETED"
+    assert not served.workspace.read_json("artifacts/train/report.json")["resumed"]
+    state = served.api.finish(following)
+    assert state["type"] == "CANCELLED"
+    assert "did not crash after all" in state["message"]
+
+    # As Prefect's runner, which is ended while the run's process is ending.
+    served.set_state(run_id, "CANCELLED", "Runner is shutting down.", force=True)
+    # One that was not at its end stays Cancelled.
+    served.set_state(following, "CANCELLED", "Runner is shutting down.", force=True)
+    wait_until(lambda: served.api.state(run_id)["type"] == "COMPLETED", 60)
+    assert served.api.state(following)["type"] == "CANCELLED"
 
 
 def test_automations_are_installed_once(served: Served) -> None:
