@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load, save
 
-from tests.chaos.plan import KINDS, SERVERS, Fault, draw_faults
+from tests.chaos.plan import KINDS, LINKS, SERVERS, Fault, draw_faults
 from tests.chaos.runs import BATCH, STEPS, TRAIN, run_once, run_undisturbed
 from tests.chaos.site import open_site
 from tests.chaos.verdict import check_samples
@@ -33,13 +33,14 @@ FAULTS = [
     at(300, "rank stop", choice=0.9),
     at(400, "mlflow kill"),
     at(500, "node kill"),
-    at(600, "rank pause", choice=0.9, pause_seconds=0.3),
+    at(600, "node cut", choice=0.9, pause_seconds=3.0),
     at(700, "rank kill", choice=0.9, in_save=True),
     at(800, "supervisor kill"),
     at(1000, "supervisor pause", pause_seconds=1.0),
     at(1200, "agent kill", in_save=True),
-    at(1400, "prefect kill"),
-    in_stage("register", "flow run kill"),
+    at(1350, "machine kill"),
+    # A training that is finished and of which DVC does not know is not done again.
+    at(STEPS, "flow run kill", at_end=True),
 ]
 
 
@@ -47,11 +48,12 @@ def test_a_run_with_all_of_them_ends_as_if_nothing_had_happened(tmp_path: Path) 
     told: list[str] = []
     with open_site(tmp_path, TRAIN, with_servers=False) as site:
         wanted, _ = run_undisturbed(site)
-        outcome = run_once(site, "sample", FAULTS, wanted, told.append)
+        faults = [fault for fault in FAULTS if site.has_links or fault.kind.needs != LINKS]
+        outcome = run_once(site, "sample", faults, wanted, told.append)
     assert not outcome.wrong, "\n".join(told)
     assert not outcome.missed, "\n".join(told)
     assert not outcome.by_hand, "\n".join(told)
-    assert len(outcome.happened) == len(FAULTS) >= 12
+    assert len(outcome.happened) == len(faults) >= 12
     await_nobody(site.workspace)
 
     counts = load(wanted.weights)

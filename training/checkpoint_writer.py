@@ -3,6 +3,7 @@
 Each rank writes its own part in a thread; rank 0 commits what all of them have written.
 """
 
+import errno
 import io
 import os
 import pickle
@@ -11,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -24,10 +25,11 @@ from training.checkpoint_commit import Commit, Found
 from training.checkpoint_files import CheckpointFiles
 from training.checkpoint_policy import choose_kept
 from training.checkpoint_state import Staged, add_places
-from training.errors import CheckpointError
+from training.errors import CheckpointError, NodeDiskFull
 from training.spec import TrainSpec, read_fencing_token
 
 METADATA_FILE = "metadata"
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 def state_file(rank: int) -> str:
@@ -70,6 +72,8 @@ class _Outcome:
 
     value: Any = None
     error: str | None = None
+    full: tuple[int, ...] = ()
+    """Ranks that found no room on their disk."""
 
 
 class CheckpointWriter:
@@ -122,7 +126,9 @@ class CheckpointWriter:
         committed = self._finish(written, lambda parts: self._commit(saving, parts))
         if committed.error:
             self._files.remove(saving.name)  # no use, and in the way of what is said now
-            raise CheckpointError(
+            full = committed.full
+            is_alone = self._rank in full and len(full) < dist.get_world_size()
+            raise (NodeDiskFull if is_alone else CheckpointError)(
                 f"checkpoint {target} could not be written ({committed.error}); the one before it "
                 "is whole: make room or mend the disk and run `convoy stage train`, which goes on "
                 "from it"
@@ -146,7 +152,12 @@ class CheckpointWriter:
         answer: list[Any] = [None]
         if outcomes is not None:
             failed = next((one for one in outcomes if one.error), None)
-            answer[0] = failed or _attempt(lambda: finish([one.value for one in outcomes]))
+            full = tuple(rank for one in outcomes for rank in one.full)
+            answer[0] = (
+                replace(failed, full=full)
+                if failed
+                else _attempt(lambda: finish([one.value for one in outcomes]))
+            )
         dist.broadcast_object_list(answer, src=0, group=self._group)
         outcome: _Outcome = answer[0]
         return outcome
@@ -216,6 +227,8 @@ def _attempt(part: Callable[[], Any]) -> _Outcome:
     except ConvoyError as error:
         return _Outcome(error=str(error))
     except OSError as error:
-        return _Outcome(error=os.strerror(error.errno) if error.errno else type(error).__name__)
+        full = (dist.get_rank(),) if error.errno in _NO_ROOM else ()
+        said = os.strerror(error.errno) if error.errno else type(error).__name__
+        return _Outcome(error=said, full=full)
     except Exception as error:
         return _Outcome(error=f"{type(error).__name__}: {error}".splitlines()[0])

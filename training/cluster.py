@@ -160,6 +160,10 @@ class LocalCluster:
             if number in self._nodes:
                 self._nodes[number].process.kill()
 
+    def lose(self, node: int) -> None:
+        """End a node that is no longer of use, as if it had been lost."""
+        self._exclude(node)
+
     def admit(self, least: int) -> None:
         """End the exclusion of as many nodes as `least` lacks, those first whose time is over
         soonest."""

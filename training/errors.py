@@ -7,6 +7,7 @@ TrainingError
 ├── CannotSimulate     a fault that this run or machine has no means for
 ├── MemoryTooSmall     the workers would need more memory than there is
 ├── CheckpointError    a checkpoint that cannot be written or is of another run
+│   └── NodeDiskFull   for want of room on the disk of one node, and not on that of all
 └── RegistryError      MLflow cannot be reached or refuses
 """
 
@@ -39,6 +40,11 @@ class MemoryTooSmall(TrainingError):
 
 class CheckpointError(TrainingError):
     """A checkpoint cannot be written or is of another run."""
+
+
+class NodeDiskFull(CheckpointError):
+    """A checkpoint cannot be written for want of room on this node's disk, and not on all of them:
+    the others can go on without the node."""
 
 
 class RegistryError(TrainingError):

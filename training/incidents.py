@@ -74,12 +74,17 @@ def explain_failure(
     lost_node: int | None,
     starved: bool,
     after_kill: str,
+    can_lose: bool = False,
 ) -> tuple[Cause, int | None, str]:
     """Why a world ended: its cause, the first rank, and words for a user.
 
     The earliest error that is a rank's own is the root; what the others say is that they lost a
-    peer. starved: the kernel has ended a process for want of memory meanwhile.
+    peer. starved: the kernel has ended a process for want of memory meanwhile. can_lose: there are
+    nodes enough to do without one whose disk is full, where not all are.
     """
+    full = _find_full_disk(run_directory) if can_lose else None
+    if full is not None:
+        return "node_lost", full["rank"], f"the disk of the node of rank {full['rank']} is full"
     first = find_cause(run_directory)
     if first is not None:
         return "error", first["rank"], f"rank {first['rank']} failed: {first['message']}"
@@ -110,6 +115,12 @@ def find_cause(directory: Path) -> dict[str, Any] | None:
 def _drop_numbers(message: str) -> str:
     """Ranks have files and sizes of their own in what is otherwise the same message."""
     return re.sub(r"[\d.,]+", "", message)
+
+
+def _find_full_disk(directory: Path) -> dict[str, Any] | None:
+    """What a rank left that found its node's disk full, and not that of all nodes."""
+    found = filter(None, (_read_json(path) for path in sorted(directory.glob("failure-*.json"))))
+    return next((failure for failure in found if failure["disk_full"]), None)
 
 
 def _read_peak_bytes(directory: Path) -> list[float]:

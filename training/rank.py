@@ -12,6 +12,7 @@ import traceback
 from pathlib import Path
 
 from storage.errors import ConvoyError
+from training.errors import NodeDiskFull
 from training.hang import stack_path
 from training.memory import ADVICE, is_out_of_memory, walk_causes
 from training.process import die_with_parent, read_parent, set_name
@@ -52,6 +53,7 @@ def leave_failure(error: Exception, directory: Path, rank: int, now: float | Non
         "time": time.time() if now is None else now,
         "message": str(error) if isinstance(error, ConvoyError) else _describe(error),
         "peer_lost": _lost_a_peer(error),
+        "disk_full": isinstance(error, NodeDiskFull),
     }
     if is_out_of_memory(error):
         failure["message"] = (

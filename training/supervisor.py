@@ -210,7 +210,10 @@ class _Supervision:
         self._steps.poll()
         if all(end and end.finished for end in ends.values()):
             return None
-        return explain_end(world, ends, hang, self._silenced)
+        incident = explain_end(world, ends, hang, self._silenced)
+        if incident.cause == "node_lost" and incident.node is not None and ends[incident.node]:
+            self._cluster.lose(incident.node)  # its process is there, its disk is full
+        return incident
 
     def _name_stragglers(self, world: World, found: Sequence[Straggler]) -> None:
         for late in found:

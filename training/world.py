@@ -79,6 +79,7 @@ def explain_end(
         lost[0] if lost else None,
         count_oom_kills() > world.num_oom_kills,
         world.spec.after_kill,
+        can_lose=world.spec.min_nodes < len(world.nodes),
     )
     if cut:
         cause, rank, lost = "node_lost", None, cut

@@ -25,6 +25,7 @@ def main() -> int:
     parser.add_argument("--world-faults", type=int, default=6, help="a run")
     parser.add_argument("--other-faults", type=int, default=2, help="a run")
     parser.add_argument("--servers", action="store_true", help="stores on S3, keys in OpenBao")
+    parser.add_argument("--only", default="", help="draw kinds with this in their names: kill")
     options = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM):  # either ends the servers too
         signal.signal(number, signal.default_int_handler)
@@ -34,6 +35,7 @@ def main() -> int:
         options.runs,
         (options.world_faults, options.other_faults),
         with_servers=options.servers,
+        only=options.only,
         tell=lambda line: print(line, flush=True),
     )
     _print_table(outcomes)

@@ -96,16 +96,21 @@ def draw_faults(
     num_steps: int,
     stage_seconds: dict[str, float],
     has: Collection[str],
+    only: str = "",
 ) -> list[Fault]:
     """Faults of one run in the order of their moments: so many within the world of ranks, so many
-    of all else. has: which of SERVERS and LINKS the site has."""
-    possible = [kind for kind in KINDS if not kind.needs or kind.needs in has]
+    of all else. has: which of SERVERS and LINKS the site has. only: what the kinds' names have in
+    common."""
+    possible = [kind for kind in KINDS if only in kind.name and kind.needs in ("", *has)]
     world = [kind for kind in possible if kind.stages == WORLD]
     others = [kind for kind in possible if kind.stages != WORLD]
-    kinds = rng.choices(world, [kind.weight for kind in world], k=num_world)
-    kinds += rng.choices(others, [kind.weight for kind in others], k=num_others)
+    kinds = _draw_kinds(rng, world, num_world) + _draw_kinds(rng, others, num_others)
     faults = [_draw_moment(rng, kind, num_steps, stage_seconds) for kind in kinds]
     return sorted(faults, key=lambda f: (STAGES.index(f.stage), f.step, f.after_seconds))
+
+
+def _draw_kinds(rng: random.Random, kinds: list[Kind], number: int) -> list[Kind]:
+    return rng.choices(kinds, [kind.weight for kind in kinds], k=number) if kinds else []
 
 
 def _draw_moment(

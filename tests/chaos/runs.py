@@ -58,6 +58,7 @@ def run_batch(
     num_faults: tuple[int, int],
     *,
     with_servers: bool,
+    only: str,
     tell: Callable[[str], None],
 ) -> list[Outcome]:
     """So many runs with faults, in a workspace of their own, which stays where one went wrong."""
@@ -71,9 +72,13 @@ def run_batch(
         tell("undisturbed: " + ", ".join(f"{k} {v:.1f} s" for k, v in stage_seconds.items()))
         for number in range(num_runs):
             name = f"{seed}/{number}{'/servers' if with_servers else ''}"
-            faults = draw_faults(random.Random(name), *num_faults, STEPS, stage_seconds, site.has)
+            faults = draw_faults(
+                random.Random(name), *num_faults, STEPS, stage_seconds, site.has, only
+            )
             tell(f"run {name}")
             outcomes.append(run_once(site, name, faults, wanted, tell))
+            if outcomes[-1].state == "?":  # who knows what is still at work there
+                break
         end = site.workspace
     await_nobody(end)
     if any(outcome.wrong for outcome in outcomes):

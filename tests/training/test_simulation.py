@@ -23,7 +23,7 @@ SCENARIO = """
 train:
   nodes: 2
   min_nodes: 1
-  max_restarts: 2
+  max_restarts: 3
   recovery: {exclude_seconds: 1}
   network: {namespaces: true, rate_mbit: 200, lost_seconds: 2}
 disk_mib: 16
@@ -63,7 +63,7 @@ def _read_firsts(result: dict[str, Any]) -> list[int]:
 
 
 @pytest.mark.usefixtures("_can_make_namespaces")
-def test_cut_off_then_slow_then_killed(tmp_path: Path) -> None:
+def test_cut_off_then_slow_then_killed_then_filled(tmp_path: Path) -> None:
     workspace = seeing_workspace(tmp_path / "w", dims={"dp_replicate": 2})
     (workspace.path / "scenario.yaml").write_text(SCENARIO)
     workspace.run("convoy", "simulate", "run")  # nothing happens, for comparison
@@ -88,6 +88,11 @@ def test_cut_off_then_slow_then_killed(tmp_path: Path) -> None:
     assert "node 0 was killed" in workspace.run("convoy", "simulate", "fault", "kill", "node-0")
     wait_until(lambda: _num_ranks(workspace) == 1)
     wait_until(lambda: _num_ranks(workspace) == 2)
+    workspace.run("convoy", "simulate", "fault", "fill", "node-1")
+    set_pace(workspace, 0.1)
+    wait_until(lambda: _num_ranks(workspace) == 1)  # it is lost with the next checkpoint
+    set_pace(workspace, 1.0)
+    wait_until(lambda: _num_ranks(workspace) == 2)
     set_pace(workspace, 0.0)
     output, _ = running.communicate(timeout=240)
     assert running.returncode == 0, output
@@ -96,10 +101,12 @@ def test_cut_off_then_slow_then_killed(tmp_path: Path) -> None:
     assert [(one["cause"], one["node"]) for one in result["incidents"]] == [
         ("node_lost", 1),
         ("node_lost", 0),
+        ("node_lost", 1),
     ]
     assert "did not answer over the network" in result["incidents"][0]["message"]
     kinds = [one["kind"] for one in result["notices"] if one["kind"] != "straggler"]
-    assert kinds == ["fault", "fewer_nodes", "more_nodes", "fault", "fewer_nodes", "more_nodes"]
+    assert kinds == ["fault", "fewer_nodes", "more_nodes"] * 3
+    assert "the disk of the node of rank 1 is full" in result["incidents"][2]["message"]
     late = next(one for one in result["notices"] if one["kind"] == "straggler")
     assert (late["rank"], late["node"]) == (1, 1)
     assert "late in each step" in late["message"]
@@ -111,7 +118,11 @@ def test_cut_off_then_slow_then_killed(tmp_path: Path) -> None:
 
     again = yaml.safe_load(workspace.read("again.yaml"))
     assert again["disk_mib"] == 16
-    assert [(one["fault"], one["node"]) for one in again["faults"]] == [("cut", 1), ("kill", 0)]
+    assert [(one["fault"], one["node"]) for one in again["faults"]] == [
+        ("cut", 1),
+        ("kill", 0),
+        ("fill", 1),
+    ]
     assert again["faults"][0]["step"] == pytest.approx(5, abs=1)
     assert processes(workspace) == []
     assert socket.if_nameindex() == devices
