@@ -210,7 +210,8 @@ class _Supervision:
         self._steps.poll()
         if all(end and end.finished for end in ends.values()):
             return None
-        incident = explain_end(world, ends, hang, self._silenced)
+        can_lose = self._fit(len(world.nodes) - 1)[1] is not None
+        incident = explain_end(world, ends, hang, self._silenced, can_lose)
         if incident.cause == "node_lost" and incident.node is not None and ends[incident.node]:
             self._cluster.lose(incident.node)  # its process is there, its disk is full
         return incident

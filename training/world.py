@@ -64,9 +64,11 @@ def explain_end(
     ends: Mapping[int, WorldEnd | None],
     hang: Hang | None,
     silenced: Mapping[int, str],
+    can_lose: bool,
 ) -> Incident:
     """Why a world ended: by how its nodes' parts ended (None: the node was lost), by the hang for
-    which it was ended, and by the nodes that were ended for being out of reach, with words."""
+    which it was ended, and by the nodes that were ended for being out of reach, with words.
+    can_lose: the run could go on with a node less."""
     directory = world.spec.run_directory
     codes: dict[int, int] = {}
     for end in ends.values():
@@ -79,7 +81,7 @@ def explain_end(
         lost[0] if lost else None,
         count_oom_kills() > world.num_oom_kills,
         world.spec.after_kill,
-        can_lose=world.spec.min_nodes < len(world.nodes),
+        can_lose=can_lose,
     )
     if cut:
         cause, rank, lost = "node_lost", None, cut
