@@ -87,7 +87,7 @@ def test_cut_off_then_slow_then_killed_then_filled(tmp_path: Path) -> None:
     assert "error: there is no node 7: there are 0, 1" in refused
     assert "node 0 was killed" in workspace.run("convoy", "simulate", "fault", "kill", "node-0")
     wait_until(lambda: _num_ranks(workspace) == 1)
-    wait_until(lambda: _num_ranks(workspace) == 2)
+    wait_until(lambda: len(list(workspace.path.glob("seen/*-1"))) == 3)
     workspace.run("convoy", "simulate", "fault", "fill", "node-1")
     set_pace(workspace, 0.1)
     wait_until(lambda: _num_ranks(workspace) == 1)  # it is lost with the next checkpoint
