@@ -44,6 +44,7 @@ FAULTS = [
 ]
 
 
+@pytest.mark.timeout(1500)  # two whole flows, and servers that start twice
 def test_a_run_with_all_of_them_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
     told: list[str] = []
     with open_site(tmp_path, TRAIN, with_servers=False) as site:
