@@ -81,12 +81,8 @@ def read_arrays(field: pa.Field, array: pa.Array) -> Callable[[Indices], Column]
     dtype = np.dtype(field.metadata[DTYPE].decode())
     missing = find_missing(array)
     if SHAPE in field.metadata:
-        shape = tuple(map(int, field.metadata[SHAPE].split(b",")))
-        block = view_buffer(array.values, dtype).reshape(-1, *shape)
-        block = block[array.offset : array.offset + len(array)]
-        if missing.size:
-            return lambda indices: _blank(list(block[indices]), indices, missing)
-        return lambda indices: block.take(indices, axis=0)
+        block = view_arrays(field, array)
+        return lambda indices: _blank(list(block[indices]), indices, missing)
     parts, shapes = array, None
     if pa.types.is_struct(array.type):
         parts, shape_lists = array.flatten()
@@ -103,6 +99,13 @@ def read_arrays(field: pa.Field, array: pa.Array) -> Callable[[Indices], Column]
         return _blank(taken, indices, missing)
 
     return take
+
+
+def view_arrays(field: pa.Field, array: pa.Array) -> Array:
+    """The arrays of one shape, one after another, as they lie in the column."""
+    shape = tuple(map(int, field.metadata[SHAPE].split(b",")))
+    block = view_buffer(array.values, field.metadata[DTYPE].decode()).reshape(-1, *shape)
+    return block[array.offset : array.offset + len(array)]
 
 
 def view_buffer(array: pa.Array, dtype: str | np.dtype[Any]) -> Array:

@@ -1,7 +1,7 @@
 """The global order of samples: a pure function of (manifest, seed, epoch)."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -76,17 +76,27 @@ class SampleOrder:
         """The samples at these global positions, which must ascend."""
         shards, rows = np.empty_like(positions), np.empty_like(positions)
         done = 0
+        for window, places in self.places(positions):
+            end = done + len(places)
+            member = np.searchsorted(window.ends, places, side="right")
+            shards[done:end] = window.shards[member]
+            sizes = self._sizes[window.shards[member]]
+            rows[done:end] = places - (window.ends[member] - sizes)
+            done = end
+        return SampleSlice(shards, rows)
+
+    def places(self, positions: Indices) -> Iterator[tuple[Window, Indices]]:
+        """The same, window by window: where among all samples of the window's shards, one after
+        another, those of these positions stand."""
+        done = 0
         while done < len(positions):
             window = self.window_at(int(positions[done]))
             end = done + int(np.searchsorted(positions[done:], window.stop))
-            offsets = positions[done:end] - window.start
-            shuffled = permute(offsets, window.num_samples, window.keys)
-            member = np.searchsorted(window.ends, shuffled, side="right")
-            shards[done:end] = window.shards[member]
-            sizes = self._sizes[window.shards[member]]
-            rows[done:end] = shuffled - (window.ends[member] - sizes)
+            yield (
+                window,
+                permute(positions[done:end] - window.start, window.num_samples, window.keys),
+            )
             done = end
-        return SampleSlice(shards, rows)
 
     def window_at(self, position: int) -> Window:
         """The window that holds a global position."""

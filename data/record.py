@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias, overload
 if TYPE_CHECKING:
     import numpy as np
 
-Places: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 Column: TypeAlias = "list[Any] | np.ndarray[Any, np.dtype[Any]]"
 """One field of several records: one array, whose first axis is the records, where the field holds
 NumPy arrays of one shape; and otherwise a list."""
@@ -45,16 +44,9 @@ class Records(Sequence[dict[str, Any]]):
     field of all of them at once, which is several times quicker where it holds NumPy arrays.
     """
 
-    def __init__(self, columns: Mapping[str, Column], places: "Places | None" = None) -> None:
-        """`columns` is at least one, all equally long; `places` says where in them the records
-        stand, one after another, if they are not all of them in order."""
+    def __init__(self, columns: Mapping[str, Column]) -> None:
+        """`columns` is at least one, all equally long."""
         self._columns = columns
-        self._places = places
-        self._count = len(next(iter(columns.values())) if places is None else places)
-
-    def __reduce__(self) -> "tuple[type[Records], tuple[Mapping[str, Column]]]":
-        # What goes to another process is these records, not all that they stand among.
-        return Records, ({name: self.column(name) for name in self._columns},)
 
     @classmethod
     def of(cls, rows: Sequence[Mapping[str, Any]]) -> "Records":
@@ -66,25 +58,16 @@ class Records(Sequence[dict[str, Any]]):
 
     def column(self, name: str) -> Column:
         """A field of all records. Raises KeyError."""
-        values = self._columns[name]
-        if self._places is None:
-            return values
-        if isinstance(values, list):
-            return [values[place] for place in self._places.tolist()]
-        return values.take(self._places, axis=0)
+        return self._columns[name]
 
     def __len__(self) -> int:
-        return self._count
+        return len(next(iter(self._columns.values())))
 
     @overload
     def __getitem__(self, key: int) -> dict[str, Any]: ...
     @overload
     def __getitem__(self, key: slice) -> "Records": ...
     def __getitem__(self, key: int | slice) -> "dict[str, Any] | Records":
-        if isinstance(key, slice) and self._places is not None:
-            return Records(self._columns, self._places[key])
-        if self._places is not None:
-            key = int(self._places[key])
         taken = {name: values[key] for name, values in self._columns.items()}
         return Records(taken) if isinstance(key, slice) else taken
 

@@ -43,8 +43,6 @@ class SealedShards:
     verify: Verify = "digest"
     is_new: bool = False
     """Whether the key was made when this was opened: no earlier upload left anything."""
-    memory: Memory = field(default_factory=Memory, repr=False, compare=False)
-    """What opened shards lie in."""
 
     def address(self, shard: Shard) -> str:
         """The object's name in the store."""
@@ -74,20 +72,22 @@ class SealedShards:
         self.store.put(address, next(parts) if num_bytes <= PART_BYTES else parts)
         record_access(self.log, self.region, "put", address, num_bytes)
 
-    def open(self, shard: Shard) -> OpenShard:
+    def open(self, shard: Shard, memory: Memory | None = None) -> OpenShard:
         """Get a shard, authenticate every byte of it and give its records, in memory alone.
 
+        `memory` lends what its content lies in; without, that is new.
         A copy in the cache is authenticated in the same way; a broken one is forgotten and the
         store is asked. The access log has what left the store, so what the cache gave is not in it.
         Raises ShardBroken, which names the shard, the region and the reason.
         """
         where = f"region {self.region.name}"
-        content = self._open_cached(shard)
+        memory = memory or Memory(shard.num_bytes, 1)
+        content = self._open_cached(shard, memory)
         if content is None:
-            content = self._open_stored(shard, where)
+            content = self._open_stored(shard, memory, where)
         return open_shard(shard, content, where, verify=self.verify)
 
-    def _open_cached(self, shard: Shard) -> memoryview | None:
+    def _open_cached(self, shard: Shard, memory: Memory) -> memoryview | None:
         if self.cache is None:
             return None
         address = self.address(shard)
@@ -96,16 +96,17 @@ class SealedShards:
             return None
         view = memoryview(sealed)
         try:
-            return self._unseal(shard, OpenObject(len(view), lambda start, end: view[start:end]))
+            found = OpenObject(len(view), lambda start, end: view[start:end])
+            return self._unseal(shard, found, memory)
         except SealBroken:
             self.cache.remove(address)
             return None
 
-    def _open_stored(self, shard: Shard, where: str) -> memoryview:
+    def _open_stored(self, shard: Shard, memory: Memory, where: str) -> memoryview:
         address = self.address(shard)
         try:
             with self.store.open(address) as found:
-                content = self._unseal(shard, found)
+                content = self._unseal(shard, found, memory)
                 if self.cache is not None:
                     self.cache.put(address, found.read(0, found.num_bytes))
         except ObjectMissing:
@@ -120,9 +121,9 @@ class SealedShards:
         record_access(self.log, self.region, "get", address, found.num_bytes)
         return content
 
-    def _unseal(self, shard: Shard, found: OpenObject) -> memoryview:
+    def _unseal(self, shard: Shard, found: OpenObject, memory: Memory) -> memoryview:
         place = self._associated_data(shard)
-        return open_whole(self.key, place, found.read, found.num_bytes, self.memory)
+        return open_whole(self.key, place, found.read, found.num_bytes, memory)
 
     def _associated_data(self, shard: Shard) -> bytes:
         return associated_data(

@@ -49,7 +49,7 @@ class OpenShard:
 
     def take(self, indices: "Indices") -> Records:
         """The records at these positions, in this order."""
-        return Records({name: read(indices) for name, read in self.columns.items()})
+        return Records({name: column.take(indices) for name, column in self.columns.items()})
 
     def records(self) -> Records:
         """All records, in order."""

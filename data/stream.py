@@ -1,38 +1,44 @@
 """Records in the global order, from shards that threads open ahead of their use."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import chain, pairwise
 
-import numpy as np
-
-from data.order import Indices, SampleOrder
-from data.record import Column, Records
+from data.column_reader import ReadColumn, join_columns, join_values
+from data.order import Indices, SampleOrder, Window
+from data.record import Records
 from data.shard import OpenShard
+from storage.buffers import Memory
 
 _THREADS = 4
 """Shards that are fetched and opened at once."""
+
+_Part = tuple[Window, Indices]
+"""Samples of one window, by where they stand among all samples of its shards."""
 
 
 class SampleStream:
     """Gives the records at ascending positions of the order; close it when done.
 
     The shards of the present window are open. Those of the next one are opened while this one is
-    used up, in step with it, so that a store's latency is hidden; at the end of a window both are
-    in memory, and never more than two windows. Nothing is opened for positions from `stop` on.
+    used up, a step ahead of it, so that a store's latency is hidden; at the end of a window both
+    are in memory, and never more than two windows. Nothing is opened for positions from `stop` on.
     """
 
     def __init__(
         self,
         order: SampleOrder,
-        open_shard: Callable[[int], OpenShard],
+        open_shard: Callable[[int, Memory], OpenShard],
+        memory: Memory,
         stop: int | None = None,
     ) -> None:
+        """memory: what the shards of two windows are to lie in."""
         self._order = order
         self._open_shard = open_shard
+        self._memory = memory
         self._stop = stop
         self._opened: dict[int, Future[OpenShard]] = {}
+        self._joined: dict[int, Mapping[str, ReadColumn]] = {}
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="shards")
 
     def records(self, positions: Indices) -> Records:
@@ -45,56 +51,65 @@ class SampleStream:
 
     def blocks(self, positions: Indices, size: int) -> Iterator[Records]:
         """The same, so many at a time: their order is quicker found for many at once."""
-        samples = self._order.samples(positions)
+        found = list(self._order.places(positions))
         for start in range(0, len(positions), size):
-            part = slice(start, start + size)
-            self._turn_to(int(positions[part][0]), int(positions[part][-1]))
-            yield self._take(samples.shards[part], samples.rows[part])
-
-    def _take(self, shards: Indices, rows: Indices) -> Records:
-        by_shard = np.argsort(shards, kind="stable")
-        shards, rows = shards[by_shard], rows[by_shard]
-        firsts = np.flatnonzero(np.diff(shards, prepend=-1)).tolist()
-        groups = [
-            (self._opened[int(shards[first])].result().columns, rows[first:end])
-            for first, end in pairwise((*firsts, len(shards)))
-        ]
-        places = np.empty_like(by_shard)
-        places[by_shard] = np.arange(len(by_shard))
-        return Records(
-            {
-                name: _join([columns[name](part) for columns, part in groups])
-                for name in groups[0][0]
-            },
-            places,
-        )
+            end = min(start + size, len(positions))
+            parts = list(_cut(found, start, end))
+            self._turn_to([window for window, _ in parts], int(positions[end - 1]))
+            yield self._take(parts)
 
     def close(self) -> None:
         """End the threads and let go of the shards."""
         self._pool.shutdown(cancel_futures=True)
+        self._joined.clear()
         self._opened.clear()
 
-    def _turn_to(self, first: int, last: int) -> None:
-        """Have open what holds these positions and a part of what comes next, and nothing else."""
-        window = self._order.window_at(first)
-        wanted = window.shards.tolist()
-        while window.stop <= last:
-            window = self._order.window_at(window.stop)
-            wanted += window.shards.tolist()
+    def _take(self, parts: Sequence[_Part]) -> Records:
+        taken = [
+            {name: column.take(places) for name, column in self._join(window).items()}
+            for window, places in parts
+        ]
+        if len(taken) == 1:
+            return Records(taken[0])
+        return Records({name: join_values([part[name] for part in taken]) for name in taken[0]})
+
+    def _join(self, window: Window) -> Mapping[str, ReadColumn]:
+        """The columns of all shards of the window, one after another."""
+        joined = self._joined.get(window.start)
+        if joined is None:
+            opened = [self._opened[shard].result() for shard in window.shards.tolist()]
+            sizes = [shard.num_records for shard in opened]
+            joined = {
+                name: join_columns(
+                    [shard.columns[name] for shard in opened], sizes, self._memory.whole
+                )
+                for name in opened[0].columns
+            }
+            self._joined[window.start] = joined
+        return joined
+
+    def _turn_to(self, windows: Sequence[Window], last: int) -> None:
+        """Have open these windows and a part of what comes next, and nothing else."""
+        wanted = [shard for window in windows for shard in window.shards.tolist()]
+        window = windows[-1]
         if self._stop is None or window.stop < self._stop:
             following = self._order.window_at(window.stop).shards
             used = (last + 1 - window.start) / window.num_samples
-            wanted += following[: math.ceil(used * len(following))].tolist()
+            wanted += following[: math.ceil(used * len(following)) + 1].tolist()
+        for start in self._joined.keys() - {window.start for window in windows}:
+            del self._joined[start]
         for shard in self._opened.keys() - set(wanted):
             self._opened.pop(shard).cancel()
         for shard in wanted:
             if shard not in self._opened:
-                self._opened[shard] = self._pool.submit(self._open_shard, shard)
+                self._opened[shard] = self._pool.submit(self._open_shard, shard, self._memory)
 
 
-def _join(parts: Sequence[Column]) -> Column:
-    """The values of one column, part after part."""
-    blocks = [part for part in parts if isinstance(part, np.ndarray)]
-    if len(blocks) == len(parts) and len({block.shape[1:] for block in blocks}) == 1:
-        return np.concatenate(blocks)
-    return list(chain.from_iterable(parts))
+def _cut(parts: Sequence[_Part], start: int, end: int) -> Iterator[_Part]:
+    """What stands from start to end (exclusive) in these parts, one after another."""
+    first = 0
+    for window, places in parts:
+        piece = places[max(0, start - first) : max(0, end - first)]
+        if len(piece):
+            yield window, piece
+        first += len(places)

@@ -4,7 +4,8 @@ The kernel gives a process its memory by the page, when a page is first touched:
 takes longer than to seal or open what goes into it.
 """
 
-import threading
+import contextlib
+import mmap
 import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     Block = np.ndarray[Any, np.dtype[np.uint8]]
+
+_HUGE_PAGE_BYTES = 2 << 20
 
 
 class Buffers:
@@ -44,33 +47,51 @@ class Buffers:
 
 
 class Memory:
-    """Memory for objects of many sizes, for many threads.
+    """Memory for objects of at most `object_bytes`, so many of them at once, for many threads.
 
-    It is used again when nobody refers to it any more, by no view nor array of it.
+    It is used again when nobody refers to it any more, by no view nor array of it. All of it lies
+    in `whole`, of which the kernel gives what is written.
     """
 
-    def __init__(self) -> None:
-        self._free: list[Block] = []
-        self._lock = threading.Lock()
-
-    def lend(self, num_bytes: int) -> memoryview:
-        """Memory for that many bytes, whose content is undefined."""
+    def __init__(self, object_bytes: int, count: int) -> None:
         import numpy as np
 
-        block = self._find(num_bytes)
-        if block is None:
-            block = np.empty(num_bytes, np.uint8)
-        lent = block[:num_bytes]
-        weakref.finalize(lent, self._free.append, block).atexit = False
+        page = _HUGE_PAGE_BYTES if object_bytes >= _HUGE_PAGE_BYTES else mmap.PAGESIZE
+        self._place_bytes = -(-object_bytes // page) * page
+        self._memory = _reserve(max(1, count) * self._place_bytes)
+        self.whole: Block = np.frombuffer(self._memory, np.uint8)
+        self._free = [index * self._place_bytes for index in reversed(range(count))]
+
+    def lend(self, num_bytes: int) -> memoryview:
+        """Memory for that many bytes, whose content is undefined. Of what is larger, or one too
+        many, the memory is its own."""
+        if num_bytes > self._place_bytes or not self._free:
+            return memoryview(allocate(num_bytes))
+        start = self._free.pop()
+        _ask_for_huge_pages(self._memory, start, num_bytes)
+        lent = self.whole[start : start + num_bytes]
+        weakref.finalize(lent, self._free.append, start).atexit = False
         return lent.data
 
-    def _find(self, num_bytes: int) -> "Block | None":
-        """The smallest free block that is large enough; without one the largest is let go."""
-        with self._lock:
-            self._free.sort(key=len)
-            for index, block in enumerate(self._free):
-                if len(block) >= num_bytes:
-                    return self._free.pop(index)
-            if self._free:
-                self._free.pop()
-            return None
+
+def allocate(num_bytes: int) -> mmap.mmap:
+    """New memory from the kernel, which begins at a page; at least one byte."""
+    memory = _reserve(num_bytes)
+    _ask_for_huge_pages(memory, 0, num_bytes)
+    return memory
+
+
+def _reserve(num_bytes: int) -> mmap.mmap:
+    try:
+        return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"the kernel gives no {num_bytes} bytes: {error.strerror}") from None
+
+
+def _ask_for_huge_pages(memory: mmap.mmap, start: int, num_bytes: int) -> None:
+    """Where whole ones fit: the kernel gives one of 2 MiB about as soon as ten of 4 KiB."""
+    whole = num_bytes // _HUGE_PAGE_BYTES * _HUGE_PAGE_BYTES
+    if whole:
+        # A kernel without them gives small ones.
+        with contextlib.suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE, start, whole)

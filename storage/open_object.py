@@ -1,10 +1,13 @@
 """Large objects that are read piece by piece."""
 
 import contextlib
+import mmap
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from io import FileIO
+
+from storage.buffers import allocate
 
 _PIECE_BYTES = 1 << 20
 
@@ -26,16 +29,20 @@ class Pieces:
     """
 
     def __init__(self) -> None:
-        self._free: list[bytearray] = []
+        self._free: list[mmap.mmap] = []
 
     @contextlib.contextmanager
     def open(self, file: FileIO) -> Iterator[OpenObject]:
         """An open file as an object. Its reading raises OSError."""
-        piece = self._free.pop() if self._free else bytearray(_PIECE_BYTES)
+        piece = self._free.pop() if self._free else allocate(_PIECE_BYTES + mmap.PAGESIZE)
 
         def read(start: int, end: int) -> memoryview:
             small = end - start <= _PIECE_BYTES
-            view = memoryview(piece if small else bytearray(end - start))[: end - start]
+            # The bytes stand in their pages as they do in the file's: some processors (AMD's Zen 3)
+            # copy ten times slower to a place a few bytes further on, and malloc gives just that.
+            place = start % mmap.PAGESIZE
+            memory = piece if small else allocate(place + end - start)
+            view = memoryview(memory)[place : place + end - start]
             num_bytes = 0
             while num_bytes < len(view) and (
                 more := os.preadv(file.fileno(), [view[num_bytes:]], start + num_bytes)

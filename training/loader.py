@@ -13,6 +13,7 @@ from data.record import Records
 from data.sealed_shards import SealedShards
 from data.shard import Shard
 from data.stream import SampleStream
+from storage.buffers import Memory
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,7 +26,7 @@ Collate = Callable[[Records], "Batch"]
 # Records are taken out of the shards for many batches at once: for few it would cost more to go
 # through the shards of a window than to take the records.
 _BLOCK_SAMPLES = 1024
-_BLOCK_BYTES = 2 << 20
+_BLOCK_BYTES = 1 << 20
 _BLOCKS_AT_ONCE = 4
 
 
@@ -51,7 +52,9 @@ class Loader:
         """parts: of a replica's batch, equal ones, each collated by itself and given as a batch."""
         assert num_replicas <= global_batch
         self.order = SampleOrder([s.num_records for s in shards], seed=seed, window=window)
-        self._open = lambda index: sealed.open(shards[index])
+        self._open = lambda index, memory: sealed.open(shards[index], memory)
+        self._largest_bytes = max(shard.num_bytes for shard in shards)
+        self._shards_at_once = min(2 * window, len(shards))
         self._collate = collate
         self._global_batch = global_batch
         self._offset = global_batch * replica // num_replicas
@@ -76,7 +79,7 @@ class Loader:
         """
         assert stop is None or (stop - cursor) % self._global_batch == 0
         size, part = self._size, self._size // self._parts
-        with closing(SampleStream(self.order, self._open, stop)) as stream:
+        with closing(self._stream(stop)) as stream:
             while stop is None or cursor < stop:
                 end = cursor + self._global_batch * self._batches_at_once * _BLOCKS_AT_ONCE
                 end = end if stop is None else min(end, stop)
@@ -91,15 +94,17 @@ class Loader:
     def reading(self, num_batches: int) -> "Iterator[Callable[[int], Batch]]":
         """A function that gives this rank's part of the global batch of a number, below
         `num_batches`. The numbers it is called with must ascend."""
-        with closing(
-            SampleStream(self.order, self._open, num_batches * self._global_batch)
-        ) as stream:
+        with closing(self._stream(num_batches * self._global_batch)) as stream:
 
             def read(number: int) -> "Batch":
                 first = number * self._global_batch + self._offset
                 return self._collate(stream.records(np.arange(first, first + self._size)))
 
             yield read
+
+    def _stream(self, stop: int | None) -> SampleStream:
+        memory = Memory(self._largest_bytes, self._shards_at_once)
+        return SampleStream(self.order, self._open, memory, stop)
 
 
 def prefetch(batches: "Batches", depth: int = 16) -> "Batches":

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from data.record import Records
 from data.sealed_shards import SealedShards
 from data.shard import OpenShard, Shard
+from storage.buffers import Memory
 from training.errors import TrainingError
 from training.spec import EvaluationSpec
 from training.supervisor import run_workers
@@ -142,10 +143,11 @@ def _open_batches(
 ) -> Iterator[Records]:
     import numpy as np
 
+    memory = Memory(max(shard.num_bytes for shard in shards), 2)
     opened: tuple[int, OpenShard] | None = None
     for batch in batches:
         if opened is None or opened[0] != batch.shard:
-            opened = (batch.shard, sealed.open(shards[batch.shard]))
+            opened = (batch.shard, sealed.open(shards[batch.shard], memory))
         yield opened[1].take(np.arange(batch.start, batch.stop))
 
 

@@ -2,8 +2,9 @@
 
 import numpy as np
 import obstore
+import pytest
 
-from storage.buffers import Buffers, Memory
+from storage.buffers import Buffers, Memory, allocate
 
 
 def test_memory_is_used_again() -> None:
@@ -26,12 +27,13 @@ def test_memory_that_is_read_elsewhere_is_left_alone() -> None:
     assert {bytes(third), bytes(buffers.lend(8))} == {b"12345678", b"abcdefgh"}
 
 
-def test_memory_of_any_size_is_used_again_once_nothing_refers_to_it() -> None:
-    memory = Memory()
+def test_memory_of_an_object_is_used_again_once_nothing_refers_to_it() -> None:
+    memory = Memory(100, 1)
     lent = memory.lend(100)
     lent[:] = bytes(range(100))
     kept = np.frombuffer(lent.toreadonly()[40:50], np.uint8)[2:5]
     address = np.frombuffer(lent, np.uint8).ctypes.data
+    assert memory.whole[42] == 42
     del lent
     other = memory.lend(80)
     other[:] = bytes(80)
@@ -40,3 +42,18 @@ def test_memory_of_any_size_is_used_again_once_nothing_refers_to_it() -> None:
     again = memory.lend(90)
     assert np.frombuffer(again, np.uint8).ctypes.data == address
     assert len(again) == 90
+
+
+def test_objects_lie_apart_and_too_large_or_too_many_ones_elsewhere() -> None:
+    memory = Memory(5000, 2)
+    lent = [memory.lend(size) for size in (5000, 9000, 5000, 1)]
+    for number, view in enumerate(lent):
+        view[:] = bytes([number + 1]) * len(view)
+    for number, view in enumerate(lent):
+        assert set(bytes(view)) == {number + 1}
+    assert set(memory.whole.tolist()) == {0, 1, 3}
+
+
+def test_memory_that_the_kernel_does_not_give_is_a_memory_error() -> None:
+    with pytest.raises(MemoryError):
+        allocate(1 << 60)

@@ -3,33 +3,29 @@
 import threading
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import closing
 from itertools import chain, islice
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from data.column_reader import Blocks, Numbers
 from data.errors import ShardBroken
 from data.order import SampleOrder
 from data.record import Records
 from data.sealed_shards import SealedShards
-from data.shard import Shard
+from data.shard import OpenShard, Shard
 from data.stream import SampleStream
+from storage.buffers import Memory
 from training.loader import Loader, prefetch
 
 SIZES = (40, 7, 23, 30)
 
 
-@dataclass
-class Rows:
+def open_numbers(first: int, count: int) -> OpenShard:
     """An opened shard whose rows say their global number."""
-
-    first: int
-
-    @property
-    def columns(self) -> dict[str, Any]:
-        return {"number": lambda indices: (self.first + indices).tolist()}
+    return OpenShard(count, {"number": Numbers(first + np.arange(count))})
 
 
 class Sealed:
@@ -38,9 +34,9 @@ class Sealed:
     def __init__(self) -> None:
         self.opened: list[str] = []
 
-    def open(self, shard: Shard) -> Rows:
+    def open(self, shard: Shard, memory: Memory) -> OpenShard:
         self.opened.append(shard.name)
-        return Rows(sum(SIZES[: int(shard.name)]))
+        return open_numbers(sum(SIZES[: int(shard.name)]), shard.num_records)
 
 
 def make_loader(sealed: Any, replica: int = 0, num_replicas: int = 1, batch: int = 12) -> Loader:
@@ -116,34 +112,35 @@ def test_a_shard_is_opened_once_for_a_window() -> None:
 
 
 def test_the_next_windows_shards_are_opened_ahead_and_no_more() -> None:
-    """Eight shards in windows of two: half a window used opens half of the next one, and never
-    more than two windows are in memory."""
+    """Sixteen shards in windows of four: with the first quarter of a window two of the next one are
+    opened, with each further quarter one, and never more than two windows are in memory."""
     opened = threading.Semaphore(0)
-    living: list[weakref.ref[Rows]] = []
+    living: list[weakref.ref[OpenShard]] = []
 
-    def open_shard(index: int) -> Any:
-        rows = Rows(10 * index)
-        living.append(weakref.ref(rows))
+    def open_shard(index: int, memory: Memory) -> OpenShard:
+        shard = open_numbers(10 * index, 10)
+        living.append(weakref.ref(shard))
         opened.release()
-        return rows
+        return shard
 
-    stream = SampleStream(SampleOrder([10] * 8, seed=1, window=2), open_shard)
-    for start in range(0, 80, 10):
-        stream.records(np.arange(start, start + 10))
-        for _ in range(3 if start == 0 else 1):
-            assert opened.acquire(timeout=60)
-        assert not opened.acquire(blocking=False)
-        assert sum(rows() is not None for rows in living) <= 4
-    stream.close()
+    order = SampleOrder([10] * 16, seed=1, window=4)
+    with closing(SampleStream(order, open_shard, Memory(1, 8), stop=160)) as stream:
+        counts = (6, 1, 1, 0, 2, 1, 1, 0, 2, 1, 1, 0, 0, 0, 0, 0)
+        for start, count in zip(range(0, 160, 10), counts, strict=True):
+            stream.records(np.arange(start, start + 10))
+            for _ in range(count):
+                assert opened.acquire(timeout=60)
+            assert not opened.acquire(blocking=False)
+            assert sum(shard() is not None for shard in living) <= 8
     assert not [t for t in threading.enumerate() if t.name.startswith("shards")]
 
 
 def test_an_error_of_the_thread_is_raised_in_the_loop() -> None:
     class Broken(Sealed):
-        def open(self, shard: Shard) -> Rows:
+        def open(self, shard: Shard, memory: Memory) -> OpenShard:
             if len(self.opened) == 2:
                 raise ShardBroken(f"shard {shard.name}")
-            return super().open(shard)
+            return super().open(shard, memory)
 
     batches = prefetch(make_loader(Broken(), batch=10).batches(0))
     with pytest.raises(ShardBroken, match=r"shard \d"):
@@ -179,19 +176,11 @@ def test_rows_stand_where_the_order_says() -> None:
 def test_a_column_of_arrays_is_one_array_where_all_have_one_shape(length: Any) -> None:
     """From shards of blocks, and from shards whose blocks differ, which give lists."""
 
-    @dataclass
-    class Blocks(Rows):
-        @property
-        def columns(self) -> dict[str, Any]:
-            width = length(self.first)
-            return {
-                "number": lambda indices: (self.first + indices).tolist(),
-                "block": lambda indices: np.repeat((self.first + indices)[:, None], width, axis=1),
-            }
-
     class SealedBlocks(Sealed):
-        def open(self, shard: Shard) -> Rows:
-            return Blocks(super().open(shard).first)
+        def open(self, shard: Shard, memory: Memory) -> OpenShard:
+            numbers = super().open(shard, memory).columns["number"].values  # type: ignore[attr-defined]
+            blocks = np.repeat(numbers[:, None], length(numbers[0]), axis=1)
+            return OpenShard(len(numbers), {"number": Numbers(numbers), "block": Blocks(blocks)})
 
     records: list[Records] = []
     loader = make_loader(SealedBlocks(), batch=10)
