@@ -69,13 +69,15 @@ def test_joined_columns_give_what_the_shards_hold(tmp_path: Path, compression: s
 
 
 def test_blocks_beside_a_memory_or_of_other_shapes_are_taken_part_by_part() -> None:
-    memory = Memory(1 << 12, 2).whole
-    inside = Blocks(np.frombuffer(memory, np.int16, 12, 100).reshape(2, 2, 3))
-    outside = Blocks(np.ones((2, 2, 3), np.int16))
-    other = Blocks(np.frombuffer(memory, np.int16, 12, 200).reshape(2, 3, 2))
-    beyond = Blocks(np.ones((2, 2, 3), np.int32))
-    assert type(join_columns([inside, inside], [2, 2], memory)) is SpreadBlocks
-    for second in (outside, other, beyond):
+    around = np.arange(3000).astype(np.uint8)
+    memory = around[1000:2000]
+
+    def lay(start: int, shape: tuple[int, ...] = (2, 3), dtype: type = np.int16) -> Blocks:
+        return Blocks(np.ndarray((2, *shape), dtype, around, start))
+
+    inside = lay(1976)
+    assert type(join_columns([inside, lay(1000)], [2, 2], memory)) is SpreadBlocks
+    for second in (lay(998), lay(1978), lay(1200, (3, 2)), lay(1200, dtype=np.int32)):
         joined = join_columns([inside, second], [2, 2], memory)
         assert type(joined) is Parts
         taken = joined.take(np.array([3, 0]))
