@@ -44,15 +44,15 @@ def main() -> None:
 
 def _recover(run: Path) -> float:
     """Kill rank 1 once both are well under way; seconds until both have completed a step again."""
-    before = _wait(run, set(), _SETTLE_STEPS)
+    before = await_steps(run, set(), _SETTLE_STEPS)
     victim = before[1].pid
     started = time.monotonic()
     os.kill(victim, signal.SIGKILL)
-    _wait(run, {beat.pid for beat in before}, 1)
+    await_steps(run, {beat.pid for beat in before}, 1)
     return time.monotonic() - started
 
 
-def _wait(run: Path, gone: set[int], num_steps: int) -> list[Beat]:
+def await_steps(run: Path, gone: set[int], num_steps: int) -> list[Beat]:
     """Both ranks, none of them of these processes, when they have completed some steps."""
     first: dict[int, int] = {}
     deadline = time.monotonic() + 120
@@ -79,13 +79,13 @@ def _convoy(path: Path) -> Iterator[Path]:
         workspace.run("convoy", "stage", stage)
     training = workspace.start("convoy", "stage", "train")
     try:
-        yield _await_directory(path)
+        yield await_directory(path)
     finally:
         training.kill()
         training.communicate()
 
 
-def _await_directory(path: Path) -> Path:
+def await_directory(path: Path) -> Path:
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         for found in path.glob(".convoy/runs/*/progress"):

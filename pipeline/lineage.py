@@ -21,7 +21,14 @@ FLOW_RUN_VARIABLE = "CONVOY_FLOW_RUN_ID"
 _NO_RESULT = frozenset(
     {
         # They change when and how often something is written or read, never a result.
-        *("cache", "checkpoint", "log_every_steps", "max_restarts", "profile"),
+        *(
+            "cache",
+            "checkpoint",
+            "log_every_steps",
+            "max_restarts",
+            "profile",
+            "system_metrics_seconds",
+        ),
         *("nodes", "min_nodes", "recovery", "network"),
         # They change how the same sums are computed: a run may go on in another layout.
         *("dims", "sequence_parallel", "loss_parallel", "pipeline", "accumulate"),

@@ -9,6 +9,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from statistics import fmean
 
@@ -53,6 +54,7 @@ from training.plans import check_plans
 from training.registry import ModelVersion
 from training.spec import STEPS_FILE, WEIGHTS_FILE
 from training.supervisor import run_workers
+from training.system_metrics import SystemMeter
 from training.workload import Sums
 
 
@@ -236,7 +238,9 @@ def train(config: Config) -> TrainReport:
         spec = train_spec(config, root, run)
         num_workers = config.train.dims.world_size
         report("train", 0, config.train.steps, "steps", f"starting {num_workers} workers")
-        with MetricLogger(run.outbox, config.tracking_uri) as logger:
+        every = config.train.system_metrics_seconds
+        meter = SystemMeter(run.outbox, run.directory, every) if every else nullcontext()
+        with MetricLogger(run.outbox, config.tracking_uri) as logger, meter:
 
             def follow(line: dict[str, float]) -> None:
                 _report_step(line, config.train.steps)

@@ -165,6 +165,9 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid"):
     profile: NonNegativeInt = 0
     """Steps, soon after the start, that each worker records a trace of: `convoy profile` shows
     which waits for which. 0 records none."""
+    system_metrics_seconds: PositiveFloat | None = None
+    """Seconds between two samples of what the workers take of this machine (processor, memory) and
+    what is left of it, as MLflow metrics that begin with `system/`; null takes none."""
     nodes: PositiveInt = 1
     """Nodes that the workers are spread over, each with processes of its own."""
     min_nodes: PositiveInt | None = None

@@ -1,8 +1,10 @@
 """A training that is killed goes on from its last commit and ends with the same bits."""
 
 import signal
+import sqlite3
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ TRAIN = PARAMS["train"] | {
     "steps": 1500,
     "checkpoint": {"every_steps": 100, "keep": 2},
     "log_every_steps": 50,
+    "system_metrics_seconds": 0.2,
 }
 WEIGHTS = "artifacts/train/model.safetensors"
 
@@ -117,6 +120,9 @@ def test_killed_and_terminated_and_called_again(
     )
     logged = float(disturbed.python(code).splitlines()[-1])
     assert logged == pytest.approx(goodput["training_seconds"] / sum(goodput.values()))
+    with closing(sqlite3.connect(disturbed.path / ".convoy/mlflow.db")) as database:
+        sampled = "SELECT value FROM metrics WHERE key = 'system/ranks_memory_megabytes'"
+        assert max(value for (value,) in database.execute(sampled)) > 100  # of two ranks with torch
 
 
 def test_a_killed_worker_is_started_again_in_the_same_call(
