@@ -33,6 +33,8 @@ from storage.store import (
 if TYPE_CHECKING:
     from obstore import GetOptions, UpdateVersion
 
+    from storage.erasing import Eraser
+
 _PART_BYTES = 8 << 20
 _PARTS_AT_ONCE = 4
 _PAST_THE_END = ("InvalidRange", "StartTooLarge")
@@ -75,6 +77,7 @@ class Bucket:
         self._credentials_remedy = credentials_remedy
         self._reader = reader
         self._writer = writer
+        self._eraser: Eraser | None = None
 
     def put(self, name: str, data: Content, *, overwrite: bool = True) -> None:
         checked_name(name)
@@ -156,9 +159,11 @@ class Bucket:
         checked_name(name)
         location = parse_store(self._region.store)
         if isinstance(location, S3Location):
-            from storage.erasing import erase_versions
+            if self._eraser is None:
+                from storage.erasing import Eraser
 
-            erase_versions(self._region, location, name)
+                self._eraser = Eraser(self._region, location)
+            self._eraser.erase(name)
         elif isinstance(location, MemoryLocation):
             with contextlib.suppress(FileNotFoundError):
                 obstore.delete(self._reader, name)
