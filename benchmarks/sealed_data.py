@@ -1,33 +1,18 @@
 """Records as plain shards, and sealed in a store of files, for the benchmarks."""
 
 from collections.abc import Iterable
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 from data.manifest import Manifest
 from data.record import Record
-from data.residency import Residency, Rule
 from data.sealed_shards import SealedShards, open_region
 from data.sharding import ShardConfig, write_shards
 from data.upload import upload_region
 from storage.access_log import AccessLog
 from storage.region import Region
+from tests.residency import EU_AT_HOME
 from training.config import TrainConfig
-
-AT_HOME = Residency(
-    rules=(
-        Rule(
-            name="home",
-            jurisdictions=("EU",),
-            artifacts=("shard",),
-            regions=("eu",),
-            mechanism="home",
-            evidence="a benchmark",
-            expires=date(2999, 1, 1),
-        ),
-    )
-)
 
 
 def write_plain(
@@ -54,5 +39,5 @@ def place(manifest: Manifest, shards: Path, directory: Path) -> SealedShards:
         wrapping_key=f"file:{directory}/eu.key",
     )
     log = AccessLog(directory / "access.log")
-    upload_region(manifest, shards, region, AT_HOME, log)
+    upload_region(manifest, shards, region, EU_AT_HOME, log)
     return open_region(manifest, region, log, verify=TrainConfig.model_fields["verify"].default)

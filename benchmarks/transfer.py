@@ -16,7 +16,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.sealed_data import AT_HOME
 from benchmarks.table import Row, publish
 from data.manifest import Manifest
 from data.shard import Shard
@@ -26,6 +25,7 @@ from storage.buffers import Buffers
 from storage.region import Region
 from storage.sealed import PART_BYTES
 from storage.store import ObjectStore, open_store
+from tests.residency import EU_AT_HOME
 from tests.servers import SeaweedFS, seaweedfs
 
 NUM_FILES = 4
@@ -96,7 +96,7 @@ def compare(server: SeaweedFS, directory: Path) -> dict[str, list[tuple[float, f
             for kind in ("sealed", "plain")
         )
         ways: dict[str, Callable[[], object]] = {
-            "sealed": partial(upload_region, manifest, directory, sealed, AT_HOME, log),
+            "sealed": partial(upload_region, manifest, directory, sealed, EU_AT_HOME, log),
             "plain": partial(put_files, open_store(plain), paths),
             "boto3": partial(upload_files, client, paths, f"boto3-{number}"),
         }

@@ -24,7 +24,6 @@ from typing import Any
 
 from benchmarks.peers import load_streaming
 from benchmarks.samples import BLOCK_TOKENS, text_records, token_blocks
-from benchmarks.sealed_data import AT_HOME
 from benchmarks.table import Row, publish
 from data.manifest import Manifest
 from data.record import Record
@@ -32,6 +31,7 @@ from data.sharding import ShardConfig, write_shards
 from data.upload import upload_region
 from storage.access_log import AccessLog
 from storage.region import Region
+from tests.residency import EU_AT_HOME
 
 REPETITIONS = 3
 RAW_BYTES = 64 << 20
@@ -119,7 +119,7 @@ def write_ours(records: Sequence[Record], path: Path, holdout: float) -> None:
     )
     manifest = Manifest(dataset="benchmark", shards=shards)
     log = AccessLog(path / "access.log")
-    receipt = upload_region(manifest, path / "shards", region, AT_HOME, log)
+    receipt = upload_region(manifest, path / "shards", region, EU_AT_HOME, log)
     log.close()
     assert len(receipt.placed) == len(shards)
 

@@ -23,7 +23,7 @@ class Buffers:
 
     def __init__(self, num_bytes: int) -> None:
         self._num_bytes = num_bytes
-        self._lent: deque[tuple[bytearray, memoryview]] = deque()
+        self._lent: deque[tuple[mmap.mmap, memoryview]] = deque()
 
     def lend(self, num_bytes: int) -> memoryview:
         """Lend memory for that many bytes, whose old content is undefined.
@@ -40,7 +40,7 @@ class Buffers:
             else:
                 break
         else:
-            buffer = bytearray(self._num_bytes)
+            buffer = allocate(self._num_bytes)
         view = memoryview(buffer)[:num_bytes]
         self._lent.append((buffer, view))
         return view

@@ -1,10 +1,18 @@
 """Memory that is used again, and not while somebody reads it."""
 
+import mmap
+
 import numpy as np
 import obstore
 import pytest
 
 from storage.buffers import Buffers, Memory, allocate
+
+
+def test_a_large_buffer_begins_a_page() -> None:
+    view = Buffers(8 << 20).lend((8 << 20) - 16)
+    assert len(view) == (8 << 20) - 16
+    assert np.frombuffer(view, np.uint8).ctypes.data % mmap.PAGESIZE == 0
 
 
 def test_memory_is_used_again() -> None:

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 import data.upload
-from benchmarks.sealed_data import AT_HOME
 from data.manifest import Manifest
 from data.record import Record
 from data.sharding import ShardConfig, write_shards
@@ -21,6 +20,7 @@ from storage.access_log import AccessLog
 from storage.errors import StoreUnavailable
 from storage.region import Region
 from storage.unfinished import end_unfinished
+from tests.residency import EU_AT_HOME
 from tests.servers import SeaweedFS
 
 NOW = timedelta(seconds=-60)
@@ -78,7 +78,7 @@ def test_the_next_upload_ends_those_of_its_shards(
     manifest = Manifest(dataset="d", shards=write_shards(records, tmp_path / "shards", config))
     log = AccessLog(tmp_path / "access.log")
     upload = partial(
-        data.upload.upload_region, manifest, tmp_path / "shards", s3_region, AT_HOME, log
+        data.upload.upload_region, manifest, tmp_path / "shards", s3_region, EU_AT_HOME, log
     )
     first, second = (placed.address for placed in upload().placed)
     prefix = s3_region.store.partition("?")[0].removeprefix("s3://convoy-eu/")
