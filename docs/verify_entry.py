@@ -13,19 +13,34 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 with open(sys.argv[1], encoding="utf-8") as file:
     proof = json.load(file)
-name, _, encoded = sys.argv[2].split("+", 2)
+key = sys.argv[2]
+name = key.split("+")[0]
 
-# The checkpoint: a signed note (c2sp.org/signed-note) of three lines.
-public = base64.b64decode(encoded)
-text, _, signature_line = proof["checkpoint"].rpartition("\n\n")
-text += "\n"
-dash, signer, encoded = signature_line.removesuffix("\n").split(" ")
-signature = base64.b64decode(encoded)
-key_id = hashlib.sha256(name.encode() + b"\n" + public).digest()[:4]
-if (dash, signer, signature[:4], public[:1]) != ("\u2014", name, key_id, b"\x01"):
+
+def signed_text(note: str) -> str:
+    """The text of a note (c2sp.org/signed-note) that the key signed, or the end."""
+    public = base64.b64decode(key.split("+", 2)[2])
+    key_id = hashlib.sha256(name.encode() + b"\n" + public).digest()[:4]
+    text, _, lines = note.rpartition("\n\n")
+    for line in lines.splitlines():
+        dash, signer, encoded = line.split(" ")
+        signature = base64.b64decode(encoded)
+        if (dash, signer, signature[:4], public[:1]) == ("\u2014", name, key_id, b"\x01"):
+            verifier = Ed25519PublicKey.from_public_bytes(public[1:])
+            verifier.verify(signature[4:], f"{text}\n".encode())  # raises
+            return text
     sys.exit("the checkpoint is not signed by this key")
-Ed25519PublicKey.from_public_bytes(public[1:]).verify(signature[4:], text.encode())  # raises
-origin, size, root = text.splitlines()
+
+
+# Where the key was handed over to another, that one: the note names both, in its last two lines.
+for note in proof.get("handovers", []):
+    if note.split("\n")[3] == key:
+        _, word, _, _, following = signed_text(note).split("\n")
+        if word == "convoy-key-handover/1" and following.split("+")[0] == name:
+            key = following
+
+# The checkpoint: a note of three lines.
+origin, size, root = signed_text(proof["checkpoint"]).split("\n")
 
 # The path from the entry to the root of the tree (RFC 9162, section 2.1.3.2).
 node, last = proof["index"], int(size) - 1

@@ -226,6 +226,7 @@ def _add_audit(parser: argparse.ArgumentParser) -> None:
     show = actions.add_parser("show", help="its entries")
     prove = actions.add_parser("prove", help="write a proof for docs/verify_entry.py, as JSON")
     checkpoint = actions.add_parser("checkpoint", help="sign what it is now and copy that outside")
+    actions.add_parser("rotate", help="hand it over to a new signing key, and print that")
     key = actions.add_parser("key", help="print the key that its checkpoints are checked with")
     for action in (verify, show, prove):
         action.add_argument("--log", type=Path, metavar="FILE", help="another log than this one's")

@@ -36,6 +36,7 @@ def check_before_run(config: Config, root: Path) -> None:
     check_plans(workload, config.train)
     check_network(config)
     log_refusals(config, lambda: config.tracking_region)
+    log_refusals(config, lambda: check_witness(config))
     check_tracking(config.tracking_uri)
     check_capacity(config.train.nodes)
     log = AccessLog(root / workspace.ACCESS_LOG, policy_digest=config.residency.digest)
@@ -214,6 +215,21 @@ def check_artifacts(
     for jurisdiction in sorted({shard.jurisdiction for shard in shards}):
         for artifact in artifacts:
             config.residency.require(jurisdiction, artifact, region.name)
+
+
+def check_witness(config: Config) -> None:
+    """Raise ResidencyError unless the log of the present dataset may be where its checkpoints go.
+
+    Before there is a dataset the log says nothing of anybody's records.
+    """
+    region = config.witness_region
+    try:
+        jurisdictions = sorted(read_current_manifest(config).count_records()) if region else []
+    except ManifestError:  # the stage that needs it says so
+        jurisdictions = []
+    for jurisdiction in jurisdictions:
+        assert region
+        config.residency.require(jurisdiction, "log", region.name)
 
 
 def check_artifact_root(config: Config, uri: str) -> None:

@@ -158,6 +158,8 @@ class Config(BaseModel, frozen=True, extra="forbid"):
         check("upload.regions", self.upload.regions or ())
         if self.registration.region:
             check("register.region", (self.registration.region,))
+        if self.audit.region:
+            check("audit.region", (self.audit.region,))
         check("versioning.remotes", tuple(self.versioning.remotes))
         for rule in self.residency.rules:
             check(f"residency.rules: rule '{rule.name}'", rule.regions)
@@ -200,6 +202,20 @@ class Config(BaseModel, frozen=True, extra="forbid"):
                 f"{', '.join(self.regions)}"
             )
         return self.site
+
+    @property
+    def witness_region(self) -> Region | None:
+        """Where the access log's checkpoints go; None where they stay on this machine, as the log
+        does. Raises ResidencyError for a witness elsewhere that no region is named for.
+        """
+        if self.audit.region is not None:
+            return self.regions[self.audit.region]
+        if not self.audit.is_on_this_machine:
+            raise ResidencyError(
+                f"{PARAMS_FILE}: audit.region: the witness {self.audit.witness} is not on this "
+                f"machine, so name the region that it is in: one of {', '.join(self.regions)}"
+            )
+        return None
 
     def find_region(self, name: str) -> Region:
         """The region of that name. Raises ConfigError."""

@@ -18,7 +18,7 @@ EXPIRY_DAYS = 30
 _MADE: tuple[Artifact, ...] = ("checkpoint", "model", "metrics")
 _REGISTERED: tuple[Artifact, ...] = ("model", "metrics")
 
-Asked = Literal["upload", "train", "register", "push"]
+Asked = Literal["upload", "train", "register", "audit", "push"]
 
 
 class AskedCrossing(BaseModel, frozen=True, extra="forbid"):
@@ -79,7 +79,8 @@ def check_residency(
 ) -> ResidencyCheck:
     """Ask what the flow and `convoy push` will ask. `places` says where each rule is written.
 
-    Raises ResidencyError when MLflow is elsewhere and no region is named for it.
+    Raises ResidencyError when MLflow or the log's witness is elsewhere and no region is named for
+    it.
     """
     asking = _Asking(config, manifest, counted, today)
     crossings = tuple(asking.ask_all())
@@ -126,7 +127,7 @@ class _Asking:
 
     def ask_all(self) -> Iterator[AskedCrossing]:
         config = self._config
-        site, tracking = config.site, config.tracking_region
+        site, tracking, witness = config.site, config.tracking_region, config.witness_region
         for name in self._jurisdictions:
             yield from self._ask_upload(name)
             read = self._ask("train", name, "shard", site, config.residency.on_restricted == "fail")
@@ -137,6 +138,8 @@ class _Asking:
                     yield self._ask("train", name, artifact, site, needed=True)
                 for artifact in _REGISTERED if tracking != site else ():
                     yield self._ask("register", name, artifact, tracking, needed=True)
+            if witness:
+                yield self._ask("audit", name, "log", witness, needed=True)
             for region in config.regions.values():
                 yield self._ask("push", name, "raw", region, needed=False)
 

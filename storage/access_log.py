@@ -33,7 +33,7 @@ Action = Literal[
     "unwrap",  # a data key was unwrapped
     "generate",  # a data key was made
     "refuse",  # something was asked for and not allowed
-    "rotate",  # a data key was wrapped anew
+    "rotate",  # a data key was wrapped anew, or the log handed over to another signing key
     "shred",  # a wrapped key was destroyed
     "register",  # a model version was registered
     "cross",  # something went from one region to another

@@ -17,15 +17,17 @@ from pathlib import Path
 from pydantic import BaseModel, PositiveInt, field_validator
 
 from storage.errors import ObjectExists, SealBroken, StorageError, StoreUnavailable
-from storage.locations import parse_store
+from storage.key_handover import sign_handover
+from storage.locations import FileLocation, MemoryLocation, parse_store
 from storage.log_file import LogFile, damaged
 from storage.merkle import HASH_BYTES
-from storage.private_file import create_private_file, replace_private_file
+from storage.private_file import create_private_file, replace_private_file, sync_directory
 from storage.region import Region
 from storage.signed_note import SigningKey, VerifierKey, open_note
 from storage.store import ObjectStore, open_store
 
 _FOLDER = "checkpoints"
+_HANDOVERS = "handovers"
 _KEY_NAME = "key"
 _TEXT = re.compile(r"(?P<origin>[^\n]+)\n(?P<size>0|[1-9][0-9]{0,18})\n(?P<root>[A-Za-z0-9+/=]+)\n")
 
@@ -38,6 +40,9 @@ class AuditConfig(BaseModel, frozen=True, extra="forbid"):
     witness: str = "file:.convoy/witness"
     """URL of the store that gets every checkpoint; logs may share it. It proves something only
     where those who can change the log cannot change it."""
+    region: str | None = None
+    """The region that the witness is in: the policy is asked whether it may have a `log`. Needed
+    where it is not on this machine."""
     checkpoint_entries: PositiveInt = 10_000
     """A checkpoint is made at the end of a stage, and within it after so many entries."""
 
@@ -46,6 +51,11 @@ class AuditConfig(BaseModel, frozen=True, extra="forbid"):
     def _check_url(cls, url: str) -> str:
         parse_store(url)
         return url
+
+    @property
+    def is_on_this_machine(self) -> bool:
+        """Whether the witness is a folder, or memory."""
+        return isinstance(parse_store(self.witness), FileLocation | MemoryLocation)
 
 
 @dataclass(frozen=True)
@@ -77,6 +87,7 @@ class Notary:
         self._file = LogFile(log.absolute())
         self._newest = log.absolute().with_suffix(".checkpoint")
         self._key_path = config.signing_key.absolute()
+        self._next_path = self._key_path.with_name(f"{self._key_path.name}.next")
         self._witness = Witness(config.witness)
         self._checkpoint_entries = config.checkpoint_entries
 
@@ -115,6 +126,38 @@ class Notary:
         self._witness.put(checkpoint, note, key.verifier)
         return checkpoint
 
+    def rotate(self) -> VerifierKey:
+        """Hand the log over to a new key, which this gives; the old one is removed.
+
+        What it does is done again where an earlier call was killed; until then nothing is signed.
+        """
+        if not self._next_path.exists():
+            if self.publish() is None:
+                raise StorageError("the access log is empty: there is no key to rotate")
+            name = self._signing_key().name
+            self._create_key(self._next_path, name)
+        old, new = read_signing_key(self._key_path), read_signing_key(self._next_path)
+        checkpoint = self._newest_of(old.verifier, new.verifier)
+        note = sign_handover(checkpoint.size, old, new)
+        self._witness.put_handover(checkpoint, note)
+        try:
+            replace_private_file(self._newest, new.sign(checkpoint.text))
+            self._next_path.replace(self._key_path)
+            sync_directory(self._key_path.parent)
+        except OSError as error:
+            raise self._file.unusable("written", error) from error
+        return new.verifier
+
+    def _newest_of(self, *keys: VerifierKey) -> Checkpoint:
+        """The newest checkpoint that lies here, which one of the keys signed."""
+        for key in keys[:-1]:
+            with contextlib.suppress(SealBroken, OSError):
+                return open_checkpoint(self._newest.read_bytes(), key)
+        newest = self.newest(keys[-1])
+        if newest is None:
+            raise damaged(self._file.path, f"{self._newest.name} is missing")
+        return newest
+
     def newest(self, key: VerifierKey) -> Checkpoint | None:
         """The newest checkpoint that lies here."""
         try:
@@ -126,16 +169,23 @@ class Notary:
 
     def _signing_key(self) -> SigningKey:
         """The key; made now, unless a checkpoint says that there was one."""
+        if self._next_path.exists():
+            raise StorageError(
+                f"audit.signing_key ({self._key_path}): its rotation was not finished: run "
+                "`convoy audit rotate`"
+            )
         if not self._key_path.exists():
             if self._newest.exists():
                 raise StorageError(
                     f"audit.signing_key ({self._key_path}) is missing: restore it from a backup; "
                     "docs/access-log.md says how to begin a new log"
                 )
-            name = f"convoy/{secrets.token_hex(8)}"
-            key = SigningKey(name, secrets.token_bytes(32))
-            create_private_file(self._key_path, f"{key.encode()}\n".encode())
+            self._create_key(self._key_path, f"convoy/{secrets.token_hex(8)}")
         return read_signing_key(self._key_path)
+
+    def _create_key(self, path: Path, name: str) -> None:
+        key = SigningKey(name, secrets.token_bytes(32))
+        create_private_file(path, f"{key.encode()}\n".encode())
 
 
 class Witness:
@@ -151,8 +201,26 @@ class Witness:
 
     def put(self, checkpoint: Checkpoint, note: bytes, key: VerifierKey) -> None:
         """Place a checkpoint; what is there is never replaced."""
-        self._put_once(f"{key.name}/{_KEY_NAME}", f"{key}\n".encode())
+        try:
+            self._put_once(f"{key.name}/{_KEY_NAME}", f"{key}\n".encode())
+        except StorageError:
+            if not self._is_handed_over(key):
+                raise
         self._put_once(_name(checkpoint), note)
+
+    def _is_handed_over(self, key: VerifierKey) -> bool:
+        """Whether the first key, which lies there, gave way to this one or another."""
+        return any(f"\n{key}\n".encode() in note for _, note in self.handovers(key))
+
+    def put_handover(self, checkpoint: Checkpoint, note: bytes) -> None:
+        """Place the hand-over of a log's key at that size; what is there is never replaced."""
+        self._put_once(f"{checkpoint.origin}/{_HANDOVERS}/{checkpoint.size:020d}", note)
+
+    def handovers(self, key: VerifierKey) -> list[tuple[str, bytes]]:
+        """Names and notes of all hand-overs of a log's key, by size."""
+        with self._named():
+            names = [info.name for info in self._store.list(f"{key.name}/{_HANDOVERS}")]
+            return [(name, self._store.get(name)) for name in names]
 
     def holds(self, checkpoint: Checkpoint) -> bool:
         """Whether a checkpoint of that log and size is there."""

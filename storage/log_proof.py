@@ -8,10 +8,14 @@ from typing import Literal
 from pydantic import BaseModel
 
 from storage.errors import SealBroken, StorageError
-from storage.log_checkpoint import Checkpoint, open_checkpoint
+from storage.key_history import KeyHistory, trace_keys
+from storage.log_checkpoint import Checkpoint
 from storage.log_verification import read_lines
 from storage.merkle import hash_leaf, prove_consistency, prove_inclusion, root_of
 from storage.signed_note import VerifierKey
+
+Notes = Sequence[tuple[str, bytes]]
+"""Names and notes, as the second place gives them."""
 
 
 class InclusionProof(BaseModel, frozen=True, extra="forbid"):
@@ -26,6 +30,8 @@ class InclusionProof(BaseModel, frozen=True, extra="forbid"):
     """Base64 of the sibling hashes, from the leaf up."""
     checkpoint: str
     """The signed note."""
+    handovers: tuple[str, ...] = ()
+    """The notes by which one key gave way to the next, from the first key on."""
 
 
 class ConsistencyProof(BaseModel, frozen=True, extra="forbid"):
@@ -36,13 +42,19 @@ class ConsistencyProof(BaseModel, frozen=True, extra="forbid"):
     """Base64 of the hashes."""
     old_checkpoint: str
     checkpoint: str
+    handovers: tuple[str, ...] = ()
 
 
 def prove_entry(
-    path: Path, index: int, outside: Sequence[tuple[str, bytes]], key: VerifierKey
+    path: Path,
+    index: int,
+    outside: Notes,
+    key: VerifierKey,
+    handovers: Notes = (),
 ) -> InclusionProof:
     """Prove an entry by the newest outside checkpoint. Raises StorageError."""
-    checkpoint, note = _newest(outside, key)
+    history, _ = trace_keys(handovers, key)
+    checkpoint, note = _newest(outside, history)
     lines = read_lines(path)
     if not 0 <= index < len(lines):
         raise StorageError(f"there is no entry {index}: the log {path} has {len(lines)}, from 0")
@@ -57,23 +69,29 @@ def prove_entry(
         entry=lines[index].decode(),
         path=_encode(prove_inclusion(leaves, index)),
         checkpoint=note.decode(),
+        handovers=tuple(note.decode() for _, note in handovers),
     )
 
 
 def prove_extension(
-    path: Path, old_size: int, outside: Sequence[tuple[str, bytes]], key: VerifierKey
+    path: Path,
+    old_size: int,
+    outside: Notes,
+    key: VerifierKey,
+    handovers: Notes = (),
 ) -> ConsistencyProof:
     """Prove that the newest outside checkpoint extends the one of `old_size` entries.
 
     Raises StorageError.
     """
-    checkpoint, note = _newest(outside, key)
-    notes = {_open(note, key).size: note for _, note in outside}
+    history, _ = trace_keys(handovers, key)
+    checkpoint, note = _newest(outside, history)
+    notes = {_open(note, history).size: note for _, note in outside}
     if old_size not in notes:
         known = ", ".join(map(str, sorted(notes)[-10:]))
         raise StorageError(f"no checkpoint is of {old_size} entries; the newest are of {known}")
     leaves = _checked_leaves(read_lines(path), checkpoint, path)
-    if root_of(leaves[:old_size]) != _open(notes[old_size], key).root:
+    if root_of(leaves[:old_size]) != _open(notes[old_size], history).root:
         raise StorageError(
             f"the access log {path} does not begin with the checkpoint of {old_size} entries: "
             "`convoy audit verify` says more"
@@ -82,11 +100,12 @@ def prove_extension(
         path=_encode(prove_consistency(leaves, old_size)),
         old_checkpoint=notes[old_size].decode(),
         checkpoint=note.decode(),
+        handovers=tuple(note.decode() for _, note in handovers),
     )
 
 
-def _newest(outside: Sequence[tuple[str, bytes]], key: VerifierKey) -> tuple[Checkpoint, bytes]:
-    opened = [(_open(note, key), note) for _, note in outside]
+def _newest(outside: Notes, history: KeyHistory) -> tuple[Checkpoint, bytes]:
+    opened = [(_open(note, history), note) for _, note in outside]
     if not opened:
         raise StorageError(
             "audit.witness holds no checkpoint yet: run a stage, or `convoy audit checkpoint`"
@@ -94,9 +113,9 @@ def _newest(outside: Sequence[tuple[str, bytes]], key: VerifierKey) -> tuple[Che
     return max(opened, key=lambda pair: pair[0].size)
 
 
-def _open(note: bytes, key: VerifierKey) -> Checkpoint:
+def _open(note: bytes, history: KeyHistory) -> Checkpoint:
     try:
-        return open_checkpoint(note, key)
+        return history.open_checkpoint(note)
     except SealBroken as error:
         raise StorageError(
             f"audit.witness: a checkpoint was changed ({error}): `convoy audit verify` says more"

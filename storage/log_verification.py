@@ -13,7 +13,8 @@ from pydantic import BaseModel, ValidationError
 
 from storage.access_log import AccessEntry, encode_entry
 from storage.errors import SealBroken, StorageError
-from storage.log_checkpoint import Checkpoint, open_checkpoint
+from storage.key_history import KeyHistory, trace_keys
+from storage.log_checkpoint import Checkpoint
 from storage.log_file import LogFile
 from storage.merkle import HASH_BYTES, Frontier, hash_leaf, root_of
 from storage.signed_note import VerifierKey
@@ -72,18 +73,22 @@ def verify_log(
     path: Path,
     outside: Sequence[tuple[str, bytes]],
     key: VerifierKey | None,
+    handovers: Iterable[tuple[str, bytes]] = (),
 ) -> Verification:
     """Check every entry and every checkpoint of a log. Changes nothing.
 
     outside: names and notes of the checkpoints in the second place. key: what they are checked
-    with; None if there is none yet. Raises StorageError if a file cannot be read.
+    with, and the keys before and after it by the notes of `handovers`; None if there is none yet.
+    Raises StorageError if a file cannot be read.
     """
     file = LogFile(path)
     reading = _read(file)
-    checkpoints, findings = _open_all(outside, key)
+    history, wrong = trace_keys(handovers, key) if key else (KeyHistory(()), [])
+    checkpoints, findings = _open_all(outside, history)
+    findings += [Finding(entry=None, what=f"hand-over {name}: {what}") for name, what in wrong]
     local = path.with_suffix(".checkpoint")
     if local.exists():
-        inside, more = _open_all([(local.name, _read_whole(local))], key)
+        inside, more = _open_all([(local.name, _read_whole(local))], history)
         findings += more
         if inside and inside[0] not in checkpoints:
             what = f"the checkpoint of {inside[0].size} entries is not in the second place"
@@ -147,15 +152,13 @@ def _read(file: LogFile) -> _Reading:
 
 
 def _open_all(
-    notes: Iterable[tuple[str, bytes]], key: VerifierKey | None
+    notes: Iterable[tuple[str, bytes]], history: KeyHistory
 ) -> tuple[list[Checkpoint], list[Finding]]:
     checkpoints: list[Checkpoint] = []
     findings: list[Finding] = []
     for name, note in notes:
         try:
-            if key is None:
-                raise SealBroken("there is no key to check it with")
-            checkpoint = open_checkpoint(note, key)
+            checkpoint = history.open_checkpoint(note)
             if name.rpartition("/")[2].isdecimal() and int(name.rpartition("/")[2]) != (
                 checkpoint.size
             ):

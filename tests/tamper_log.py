@@ -49,7 +49,11 @@ class Audited:
             Notary(self.log, self.config).publish()
 
     def verify(self, key: VerifierKey) -> Verification:
-        return verify_log(self.log, Witness(self.config.witness).checkpoints(key), key)
+        witness = Witness(self.config.witness)
+        return verify_log(self.log, witness.checkpoints(key), key, witness.handovers(key))
+
+    def rotate(self) -> VerifierKey:
+        return Notary(self.log, self.config).rotate()
 
 
 def entry(number: int, **changes: object) -> AccessEntry:
@@ -79,6 +83,9 @@ def count_refusals(directory: Path, num_cases: int, seed: int) -> int:
     """The number of cases that were refused; `directory` is made and used."""
     whole = make_log(directory / "whole")
     key = whole.key
+    whole.rotate()
+    whole.write(3)
+    whole.write(2, publish=False)
     assert whole.verify(key).is_whole
     files = sorted(path for path in whole.folder.rglob("*") if path.is_file())
     files = [path for path in files if path.name not in ("audit.key", "key")]

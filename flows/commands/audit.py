@@ -11,32 +11,37 @@ from pydantic import BaseModel
 
 from pipeline.config import Config
 from pipeline.errors import PipelineError
-from pipeline.workspace import ACCESS_LOG
+from pipeline.recording import rotate_key, sign_log
+from pipeline.workspace import ACCESS_LOG, lock_workspace
 from storage.access_log import AccessEntry, AccessLog
 from storage.errors import StorageError
-from storage.log_checkpoint import AuditConfig, Notary, Witness, read_signing_key
-from storage.log_proof import prove_entry, prove_extension
+from storage.log_checkpoint import AuditConfig, Witness, read_signing_key
+from storage.log_proof import Notes, prove_entry, prove_extension
 from storage.log_verification import Verification, verify_log
 from storage.signed_note import VerifierKey
 
 
 def main(options: argparse.Namespace) -> int:
-    audit = Config.load().audit
+    config = Config.load()
     act: dict[str, Callable[[argparse.Namespace, AuditConfig], int]] = {
         "verify": _verify,
         "show": _show,
         "prove": _prove,
-        "checkpoint": _checkpoint,
         "key": _print_key,
     }
-    return act[options.action](options, audit)
+    if options.action == "checkpoint":
+        return _checkpoint(config)
+    if options.action == "rotate":
+        return _rotate(config)
+    return act[options.action](options, config.audit)
 
 
 def _verify(options: argparse.Namespace, audit: AuditConfig) -> int:
     witness = Witness(audit.witness)
     log = options.log or ACCESS_LOG
     key = _find_key(options, audit, witness)
-    verification = verify_log(log, witness.checkpoints(key) if key else [], key)
+    outside, handovers = _outside(witness, key)
+    verification = verify_log(log, outside, key, handovers)
     if options.json:
         print(verification.model_dump_json(indent=2))
     else:
@@ -105,11 +110,12 @@ def _prove(options: argparse.Namespace, audit: AuditConfig) -> int:
     if key is None:
         raise StorageError("there is no checkpoint yet: run a stage, or `convoy audit checkpoint`")
     log = options.log or ACCESS_LOG
+    outside, handovers = _outside(witness, key)
     proof: BaseModel
     if options.extends is not None:
-        proof = prove_extension(log, options.extends, witness.checkpoints(key), key)
+        proof = prove_extension(log, options.extends, outside, key, handovers)
     elif options.entry is not None:
-        proof = prove_entry(log, options.entry, witness.checkpoints(key), key)
+        proof = prove_entry(log, options.entry, outside, key, handovers)
     else:
         raise PipelineError("name an entry by its number, or a checkpoint by --extends SIZE")
     text = proof.model_dump_json(indent=2) + "\n"
@@ -120,10 +126,22 @@ def _prove(options: argparse.Namespace, audit: AuditConfig) -> int:
     return 0
 
 
-def _checkpoint(options: argparse.Namespace, audit: AuditConfig) -> int:
-    checkpoint = Notary(ACCESS_LOG, audit).publish()
+def _checkpoint(config: Config) -> int:
+    checkpoint = sign_log(config)
     print(f"{checkpoint.size} entries" if checkpoint else f"{ACCESS_LOG} is empty")
     return 0
+
+
+def _rotate(config: Config) -> int:
+    with lock_workspace(Path.cwd(), "convoy audit rotate"):
+        key = rotate_key(config)
+    print(key)
+    return 0
+
+
+def _outside(witness: Witness, key: VerifierKey | None) -> tuple[Notes, Notes]:
+    """Checkpoints and hand-overs of the key's log."""
+    return (witness.checkpoints(key), witness.handovers(key)) if key else ((), ())
 
 
 def _print_key(options: argparse.Namespace, audit: AuditConfig) -> int:

@@ -104,3 +104,29 @@ def test_a_log_cut_before_a_stage_stops_it() -> None:
     LOG.write_bytes(b"".join(lines[:-2]))
     with pytest.raises(StorageError, match="was changed"), recording(Config.load()):
         raise AssertionError("the stage ran")
+
+
+@pytest.mark.usefixtures("_workspace")
+def test_a_rotated_log_is_proven_to_who_has_the_first_key(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert _audit("key") == 0
+    first = capsys.readouterr().out.strip()
+    keys = [first]
+    for _ in range(2):
+        assert _audit("rotate") == 0
+        keys.append(capsys.readouterr().out.strip())
+        with recording(Config.load()) as log:
+            log.append(entry(9))
+    assert len(set(keys)) == 3
+    for key in keys:
+        assert _audit("verify", "--key", key) == 0
+    assert "21 of them are proven by the newest of" in capsys.readouterr().out
+    assert _audit("prove", "6", "--output", "proof.json") == 0
+    for key in keys:
+        command = [sys.executable, "-I", str(ROOT / "docs/verify_entry.py"), "proof.json", key]
+        assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+    proof = json.loads(Path("proof.json").read_text())
+    Path("proof.json").write_text(json.dumps(proof | {"handovers": proof["handovers"][1:]}))
+    command[-1] = first
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 1

@@ -10,7 +10,7 @@ import pytest
 
 from data.errors import ResidencyError
 from flows.arguments import build_parser
-from flows.commands import keys, residency
+from flows.commands import audit, keys, residency
 from pipeline.borders import count_crossings
 from pipeline.checks import check_artifact_root, read_current_manifest
 from pipeline.config import Config
@@ -115,6 +115,40 @@ def test_an_mlflow_elsewhere_wants_a_region(
         STAGES["upload"](Config.load())
     work.set("register.region", "eu")
     assert Config.load().tracking_region.name == "eu"
+
+
+def test_a_witness_elsewhere_wants_a_region_that_may_have_the_log(
+    work: Workspace, capsys: Capture
+) -> None:
+    log = AccessLog(work.path / ".convoy/access/log.jsonl")
+    checkpoints = work.path / "elsewhere"
+    work.set("audit", {"witness": "s3://audit/log?region=eu-west-1"})
+    with pytest.raises(ResidencyError, match=r"audit\.region: the witness s3:.* name the region"):
+        STAGES["upload"](Config.load())
+    *_, entry = log.entries()
+    assert (entry.action, entry.decision) == ("refuse", "refused")
+    work.set("audit.region", "mars")
+    with pytest.raises(ConfigError, match=r"audit\.region: there is no region 'mars'"):
+        Config.load()
+
+    work.set("audit.witness", f"file:{checkpoints}")
+    work.set("audit.region", "eu")
+    with pytest.raises(ResidencyError, match="log of CN may not be in region eu: no rule lets log"):
+        STAGES["upload"](Config.load())
+    with pytest.raises(ResidencyError, match="log of CN"):
+        audit.main(build_parser().parse_args(["audit", "checkpoint"]))
+    asked = call(capsys, "residency", "check", "--json", status=1)["crossings"]
+    verdicts = {c["jurisdiction"]: c["allowed"] for c in asked if c["asked_by"] == "audit"}
+    assert verdicts == {"EU": True, "US": True, "CN": False}
+    assert not checkpoints.exists()
+
+    params = work.params
+    rule = next(rule for rule in params["residency"]["rules"] if rule["name"] == "cn-rule")
+    abroad = rule | {"name": "cn-log", "artifacts": ["log"], "regions": ["eu"]}
+    params["residency"]["rules"].append(abroad)
+    work.write_params(params)
+    STAGES["upload"](Config.load())
+    assert list(checkpoints.glob("convoy/*/checkpoints/*"))
 
 
 def test_an_artifact_root_elsewhere_wants_a_region(work: Workspace) -> None:
