@@ -24,6 +24,7 @@ from tests.training.ranks import run_ranks
 from tests.workspaces import PARAMS, make_workspace
 from training.config import TrainConfig
 from training.heartbeat import read_beats
+from training.phases import PHASES
 
 PAIRS, WINDOW_SECONDS = 24, 1.5
 ROUNDS, BLOCK_STEPS = 40, 20
@@ -107,6 +108,15 @@ class Untimed:
     def phase(self, name: str) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def enter(self, index: int) -> None:
+        pass
+
+    def change(self, index: int) -> None:
+        pass
+
+    def leave(self) -> None:
+        pass
+
     def watch_backward(self, loss: Any) -> None:
         pass
 
@@ -133,7 +143,7 @@ def measure_inside() -> Pairs:
             for _ in range(BLOCK_STEPS):
                 number += 1
                 if timer is timed:
-                    heartbeat.begin_step(number)
+                    heartbeat.begin_step(number, timed.seconds)
                 take(timer)
             if timer is timed:
                 timed.take()
@@ -177,11 +187,11 @@ def _build_step() -> Callable[[Any], None]:
         with timer.phase("data_wait"):
             pass
         model.forward_backward(inputs, target, timer)
-        with timer.phase("optimizer"):
-            gradients.clip(config.optimizer.grad_clip)
-            take_step(optimizers, config.optimizer.lr)
-        with timer.phase("communication"):
-            pass
+        timer.enter(PHASES.index("optimizer"))
+        gradients.clip(config.optimizer.grad_clip)
+        take_step(optimizers, config.optimizer.lr)
+        timer.change(PHASES.index("communication"))
+        timer.leave()
 
     return step
 

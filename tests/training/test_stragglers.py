@@ -107,7 +107,7 @@ def _step_together(directory: Path) -> None:
     step, is_over = 0, torch.zeros(1)
     while not is_over:
         step += 1
-        heartbeat.begin_step(step)
+        heartbeat.begin_step(step, timer.seconds)
         with timer.phase("forward"):
             until = time.thread_time() + (0.08 if rank else 0.01)
             while time.thread_time() < until:
