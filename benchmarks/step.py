@@ -37,7 +37,7 @@ BATCH = 16
 """Samples of a worker."""
 LENGTH = 32
 BLOCK_STEPS = 20
-ROUNDS = 40
+ROUNDS = 24
 LOG_EVERY = 20
 GRAD_CLIP = 10.0
 OPTIMIZER = OptimizerConfig(lr=0.005, weight_decay=0.1, warmup_steps=150, grad_clip=GRAD_CLIP)
