@@ -6,7 +6,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 unexport PYTHONDONTWRITEBYTECODE
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-BENCHMARKS := imports flow write read memory scale transfer audit_log step loader checkpoint scaling communication synchronization recovery hang supervision
+BENCHMARKS := imports flow write read memory scale transfer audit_log step loader checkpoint scaling communication synchronization recovery hot hang supervision
 
 SEED ?= 1
 RUNS ?= 3

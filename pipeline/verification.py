@@ -116,6 +116,8 @@ def _shorten(train: TrainConfig, steps: int, every: int) -> TrainConfig:
         "optimizer": optimizer,
         "checkpoint": checkpoint,
         "synchronize": _hurry(train.synchronize, every),
+        # What it verifies is a restart.
+        "recovery": train.recovery.model_copy(update={"mode": "restart"}),
     }
     return train.model_copy(update=short | {"log_every_steps": 1, "cache": None})
 

@@ -20,6 +20,7 @@ HOMES = {
     "jinja2": {"pipeline"},
     "matplotlib": {"pipeline"},
     "torch": {"training"},
+    "torchft": {"training"},
     "mlflow": {"training"},
     "safetensors": {"training"},
     "pyarrow": {"data"},
@@ -30,7 +31,18 @@ HOMES = {
     "hvac": {"storage"},
 }
 HEAVY = (
-    *("torch", "prefect", "mlflow", "dvc", "pyarrow", "numpy", "matplotlib", "boto3", "hvac"),
+    *(
+        "torch",
+        "torchft",
+        "prefect",
+        "mlflow",
+        "dvc",
+        "pyarrow",
+        "numpy",
+        "matplotlib",
+        "boto3",
+        "hvac",
+    ),
     *("requests", "cryptography"),
 )
 

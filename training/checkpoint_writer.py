@@ -26,7 +26,8 @@ from training.checkpoint_files import CheckpointFiles
 from training.checkpoint_policy import choose_kept
 from training.checkpoint_state import Staged, add_places
 from training.errors import CheckpointError, NodeDiskFull
-from training.spec import TrainSpec, read_fencing_token
+from training.hot_order import require_authority
+from training.spec import TrainSpec
 
 METADATA_FILE = "metadata"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -196,10 +197,7 @@ class CheckpointWriter:
             fencing_token=self._spec.fencing_token,
             files=files,
         )
-        if read_fencing_token(self._spec.run_directory) > self._spec.fencing_token:
-            raise CheckpointError(
-                f"checkpoint {saving.name} is not committed: a later world of this run was started"
-            )
+        require_authority(self._spec, f"checkpoint {saving.name}")
         self._files.commit(saving.name, commit, (*parts[0]["files"], METADATA_FILE))
         return self._not_kept(self._files.find_on_disk(), saving.name)
 

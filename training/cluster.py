@@ -53,7 +53,8 @@ class _Node:
                 process_group=0,
             )
         self.is_ready = False
-        self.world: str | None = None
+        self.worlds: set[str] = set()
+        """What it runs: one, or a replica each of the same."""
         self._rest = b""
 
     @property
@@ -61,9 +62,10 @@ class _Node:
         assert self.process.stdout
         return self.process.stdout.fileno()
 
-    def send(self, order: WorldOrder | None) -> None:
+    def send(self, order: WorldOrder | str) -> None:
+        """Have it run this, or end what it runs under this name."""
         assert self.process.stdin
-        line = order.model_dump_json() if order else "null"
+        line = json.dumps(order) if isinstance(order, str) else order.model_dump_json()
         with suppress(BrokenPipeError):  # then its reports end too, and it counts as lost
             self.process.stdin.write(line.encode() + b"\n")
             self.process.stdin.flush()
@@ -130,13 +132,17 @@ class LocalCluster:
     @property
     def ready(self) -> list[int]:
         """Nodes that have no world and can start one at once, in order."""
-        return sorted(n for n, node in self._nodes.items() if node.is_ready and node.world is None)
+        return sorted(n for n, node in self._nodes.items() if node.is_ready and not node.worlds)
+
+    def is_up(self, node: int) -> bool:
+        """Whether a node can start something, whatever it runs already."""
+        return node in self._nodes and self._nodes[node].is_ready
 
     @property
     def awaited(self) -> bool:
         """Whether a node that was never lost is still starting, or has not ended its world."""
         return any(
-            not node.was_lost and not (node.is_ready and node.world is None)
+            not node.was_lost and not (node.is_ready and not node.worlds)
             for node in self._nodes.values()
         )
 
@@ -145,14 +151,16 @@ class LocalCluster:
         return self._nodes[node].process.pid if node in self._nodes else None
 
     def start(self, node: int, order: WorldOrder) -> None:
-        """Have a ready node run its part of a world."""
-        self._nodes[node].world = order.name
+        """Have a node that is up run its part of a world."""
+        self._nodes[node].worlds.add(order.name)
         self._nodes[node].send(order)
 
-    def stop(self, nodes: Sequence[int]) -> None:
-        """End what these nodes run, at once; their ends are events like any other."""
-        for number in nodes:
-            self._nodes[number].send(None)
+    def stop(self, nodes: Sequence[int], name: str | None = None) -> None:
+        """End what these nodes run, or what is of this name, at once; ends are events like any
+        other."""
+        for node in (self._nodes[number] for number in nodes if number in self._nodes):
+            for world in [name] if name else list(node.worlds):
+                node.send(world)
 
     def kill(self, nodes: Sequence[int]) -> None:
         """End these nodes themselves: they are lost."""
@@ -197,8 +205,9 @@ class LocalCluster:
                 self._network.attach(number, node.process.pid)
                 node.is_ready, node.was_lost = True, False
                 continue
-            node.world = None
-            yield NodeEvent(number, WorldEnd.model_validate(said))
+            end = WorldEnd.model_validate(said)
+            node.worlds.discard(end.name)
+            yield NodeEvent(number, end)
 
     def _exclude(self, number: int) -> None:
         self._nodes.pop(number).close()

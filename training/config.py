@@ -189,6 +189,11 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid"):
     def least_nodes(self) -> int:
         return self.min_nodes or self.nodes
 
+    @property
+    def least_replicas(self) -> int:
+        """Of a hot world: fewest replicas that make a step; those of `min_nodes`, where it says."""
+        return (self.min_nodes or 0) * self.dims.world_size // self.nodes or 1
+
     def fit_dims(self, num_nodes: int) -> ParallelDims | None:
         """The degrees on so many nodes, with fewer replicas than on all; None if none fit."""
         for name in ("dp_replicate", "dp_shard"):

@@ -14,6 +14,7 @@ def check_together(config: "TrainConfig") -> None:
     _settings_go_together(config)
     _synchronization_fits(config)
     _virtual_ranks_fit(config)
+    _replicas_come_and_go(config)
 
 
 def _nodes_divide(config: "TrainConfig") -> None:
@@ -131,6 +132,31 @@ def _virtual_ranks_fit(config: "TrainConfig") -> None:
             f"accumulate {config.accumulate} and reproducible exclude each other: it computes "
             "virtual_ranks one after another already, so raise those to save memory"
         )
+
+
+def _replicas_come_and_go(config: "TrainConfig") -> None:
+    if config.recovery.mode != "hot":
+        return
+    if config.dims.is_sharded or config.dims.dp_replicate == 1:
+        raise ValueError(
+            "recovery.mode hot needs whole copies of the model, two or more, for a worker that is "
+            "lost takes its part with it: set dims.dp_replicate to the number of workers and the "
+            "other degrees to 1, or take recovery.mode restart"
+        )
+    unfit = {
+        f"synchronize.mode {config.synchronize.mode}": config.synchronize.is_local,
+        f"synchronize.compress {config.synchronize.compress}": config.synchronize.compress
+        != "none",
+        "reproducible": config.reproducible,
+        "on_nonfinite roll_back": config.on_nonfinite == "roll_back",
+        f"profile {config.profile}": config.profile > 0,
+    }
+    for name, is_chosen in unfit.items():
+        if is_chosen:
+            raise ValueError(
+                f"recovery.mode hot and {name} exclude each other: leave it out, or take "
+                "recovery.mode restart"
+            )
 
 
 def _refuse_batch(global_batch: int, divisor: int, whose: str) -> NoReturn:

@@ -3,6 +3,7 @@
 TrainingError
 ├── WorkloadError      the user's module is missing, does not import or lacks a function
 ├── WorkersFailed      the workers ended before the last step
+├── PeerLost           a replica lost the peer that it was to take its state from
 ├── NetworkUnavailable namespaces and links for nodes cannot be had on this machine
 ├── CannotSimulate     a fault that this run or machine has no means for
 ├── MemoryTooSmall     the workers would need more memory than there is
@@ -24,6 +25,10 @@ class WorkloadError(TrainingError):
 
 class WorkersFailed(TrainingError):
     """The workers ended before the last step."""
+
+
+class PeerLost(TrainingError):
+    """A replica lost the peer that it was to take its state from."""
 
 
 class NetworkUnavailable(TrainingError):

@@ -18,8 +18,8 @@ STARTING = "starting"
 ENDED = "ended"
 _PHASES = (*PHASES, OTHER, STARTING, ENDED)
 # pid, first step of this world, present step, phase, CLOCK_MONOTONIC of the last change, seconds
-# of the last step, seconds in each phase.
-_LAYOUT = struct.Struct(f"<qqqqdd{len(PHASES)}d")
+# of the last step, attempts that were void, seconds in each phase.
+_LAYOUT = struct.Struct(f"<qqqqddq{len(PHASES)}d")
 _PHASE, _CHANGED = 3, 4  # of these fields, eight bytes each
 _NO_SECONDS = (0.0,) * len(PHASES)
 
@@ -41,6 +41,8 @@ class Beat:
     """Of the last whole step; 0 before."""
     phase_seconds: tuple[float, ...] = ()
     """Time in each of PHASES in all whole steps of this world."""
+    num_void: int = 0
+    """Steps that were begun and made again, because a replica was lost meanwhile."""
 
 
 class Heartbeat:
@@ -58,6 +60,7 @@ class Heartbeat:
         self._pid = os.getpid()
         self._first_step = 0
         self._step = 0
+        self._num_void = 0
         self._began = time.monotonic()
         self._before = _NO_SECONDS
         self._write(_PHASES.index(STARTING), self._began, 0.0, _NO_SECONDS)
@@ -84,6 +87,14 @@ class Heartbeat:
         spent = [seconds[phase] - self._before[phase] for phase in range(len(PHASES))]
         self._write(len(PHASES), now, step_seconds, spent)
 
+    def wait(self) -> None:
+        """Say that this rank waits for what others do at a pace of their own."""
+        self.enter(_PHASES.index(STARTING))
+
+    def void_step(self) -> None:
+        """Say that the present step is to be made again."""
+        self._num_void += 1
+
     def end(self) -> None:
         """Say that there are no more steps."""
         self.enter(_PHASES.index(ENDED))
@@ -93,7 +104,14 @@ class Heartbeat:
     ) -> None:
         # One copy: packed in place, a field would be zero for a moment, and might be read then.
         self._memory[:] = _LAYOUT.pack(
-            self._pid, self._first_step, self._step, phase, changed, step_seconds, *spent
+            self._pid,
+            self._first_step,
+            self._step,
+            phase,
+            changed,
+            step_seconds,
+            self._num_void,
+            *spent,
         )
 
 
@@ -102,12 +120,14 @@ def read_beats(directory: Path) -> list[Beat]:
     beats = []
     for path in sorted((directory / "progress").glob("rank-*[0-9]")):
         try:
-            pid, first, step, phase, changed, seconds, *by_phase = _LAYOUT.unpack(path.read_bytes())
+            content = _LAYOUT.unpack(path.read_bytes())
         except FileNotFoundError:  # cleared meanwhile
             continue
+        pid, first, step, phase, changed, seconds, num_void, *by_phase = content
         rank = int(path.name.removeprefix("rank-"))
         spent = tuple(by_phase)
-        beats.append(Beat(rank, pid, first, step, _PHASES[phase], changed, seconds, spent))
+        place = _PHASES[phase]
+        beats.append(Beat(rank, pid, first, step, place, changed, seconds, spent, num_void))
     return beats
 
 
@@ -115,6 +135,11 @@ def clear_beats(directory: Path) -> None:
     """Forget what the ranks of an earlier world said."""
     for path in (directory / "progress").glob("rank-*"):
         path.unlink()
+
+
+def clear_beat(directory: Path, rank: int) -> None:
+    """Forget what one rank said, which is gone."""
+    _path(directory, rank).unlink(missing_ok=True)
 
 
 def _path(directory: Path, rank: int) -> Path:

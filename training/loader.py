@@ -3,7 +3,7 @@
 import queue
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -71,21 +71,29 @@ class Loader:
         in_window = int(self.order.num_samples * share) // self._global_batch
         return max(1, min(samples // self._size, in_window))
 
-    def batches(self, cursor: int, stop: int | None = None) -> "Batches":
+    def open_stream(self, stop: int | None = None) -> SampleStream:
+        """What `batches` reads from. Close it: threads end with it."""
+        memory = Memory(self._largest_bytes, self._shards_at_once)
+        return SampleStream(self.order, self._open, memory, stop)
+
+    def batches(
+        self, cursor: int, stop: int | None = None, stream: SampleStream | None = None
+    ) -> "Batches":
         """Batches of this rank from global position `cursor` to `stop`, whole batches apart, or
         endless.
 
-        Close it: threads end with it.
+        stream: what to read from, which stays open; without it, one of its own. Close it: threads
+        end with it.
         """
         assert stop is None or (stop - cursor) % self._global_batch == 0
         size, part = self._size, self._size // self._parts
-        with closing(self._stream(stop)) as stream:
+        with nullcontext(stream) if stream else closing(self.open_stream(stop)) as opened:
             while stop is None or cursor < stop:
                 end = cursor + self._global_batch * self._batches_at_once * _BLOCKS_AT_ONCE
                 end = end if stop is None else min(end, stop)
                 starts = np.arange(cursor, end, self._global_batch) + self._offset
                 positions = (starts[:, None] + np.arange(size)).reshape(-1)
-                for records in stream.blocks(positions, self._batches_at_once * size):
+                for records in opened.blocks(positions, self._batches_at_once * size):
                     for first in range(0, len(records), part):
                         yield self._collate(records[first : first + part])
                 cursor = end
@@ -94,17 +102,13 @@ class Loader:
     def reading(self, num_batches: int) -> "Iterator[Callable[[int], Batch]]":
         """A function that gives this rank's part of the global batch of a number, below
         `num_batches`. The numbers it is called with must ascend."""
-        with closing(self._stream(num_batches * self._global_batch)) as stream:
+        with closing(self.open_stream(num_batches * self._global_batch)) as stream:
 
             def read(number: int) -> "Batch":
                 first = number * self._global_batch + self._offset
                 return self._collate(stream.records(np.arange(first, first + self._size)))
 
             yield read
-
-    def _stream(self, stop: int | None) -> SampleStream:
-        memory = Memory(self._largest_bytes, self._shards_at_once)
-        return SampleStream(self.order, self._open, memory, stop)
 
 
 def prefetch(batches: "Batches", depth: int = 16) -> "Batches":

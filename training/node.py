@@ -19,6 +19,8 @@ from pydantic import BaseModel
 
 from training.process import PARENT_VARIABLE, die_with_parent, read_parent, set_name
 
+PRELOAD_VARIABLE = "CONVOY_PRELOAD"
+"""Environment variable with further modules to load."""
 # What the workers would load one by one, each for itself. The optimisers load torch._dynamo.
 _PRELOADED = (
     "torch._dynamo",
@@ -47,6 +49,8 @@ class WorldOrder(BaseModel, frozen=True, extra="forbid"):
     spec: str
     """The file that tells it what to do."""
     log_directory: str
+    environment: dict[str, str] = {}
+    """Variables of its own."""
 
 
 class WorldEnd(BaseModel, frozen=True, extra="forbid"):
@@ -98,6 +102,7 @@ def _become_agent(order: WorldOrder, sender: int) -> None:
         os.setpgid(0, 0)
         die_with_parent(signal.SIGKILL, read_parent())
         set_name("convoy-agent")
+        os.environ.update(order.environment)
         from training.agent import run_agent
 
         os.write(sender, run_agent(order).model_dump_json().encode())
@@ -109,25 +114,27 @@ def _become_agent(order: WorldOrder, sender: int) -> None:
 
 
 def serve(orders: IO[bytes], reports: IO[bytes]) -> None:
-    """Run the worlds that are ordered, one at a time, until the orders end."""
-    agent: _Agent | None = None
+    """Run the worlds that are ordered, or end those that are named, until the orders end."""
+    agents: list[_Agent] = []
     while True:
-        watched: list[Any] = [orders] + ([agent.descriptor] if agent else [])
+        watched: list[Any] = [orders, *(agent.descriptor for agent in agents)]
         ready, _, _ = select.select(watched, [], [])
-        if agent and agent.descriptor in ready:
+        for agent in [one for one in agents if one.descriptor in ready]:
             _report(reports, agent.end().model_dump_json())
-            agent = None
+            agents.remove(agent)
         if orders in ready:
             line = orders.readline()
             if not line:
                 break
             order = json.loads(line)
-            if order is not None:
-                agent = _Agent(WorldOrder.model_validate(order))
-            elif agent:
-                agent.kill()
-    if agent:
+            if isinstance(order, dict):
+                agents.append(_Agent(WorldOrder.model_validate(order)))
+            for agent in agents:
+                if agent.order.name == order:
+                    agent.kill()
+    for agent in agents:
         agent.kill()
+    for agent in agents:
         agent.end()
 
 
@@ -144,7 +151,7 @@ def main() -> None:
     # Standard output is for reports; whatever prints goes where errors go.
     reports = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    for name in _PRELOADED:
+    for name in (*_PRELOADED, *filter(None, os.environ.get(PRELOAD_VARIABLE, "").split())):
         importlib.import_module(name)
     # pyarrow is left out: its allocator starts a thread, and a process with threads is not safely
     # forked.

@@ -27,7 +27,7 @@ class NonfiniteGuard:
     said in the log, and in a file of the run by the names of shards and the numbers of rows.
 
     roll_back: puts the last checkpoint's state into the model and the optimisers, and gives its
-    step; None when there is none.
+    step; None when there is none. is_first: whether this rank is the one that says so.
     """
 
     def __init__(
@@ -37,12 +37,14 @@ class NonfiniteGuard:
         order: SampleOrder,
         shards: Sequence[Shard],
         roll_back: Callable[[], int | None],
+        is_first: Callable[[], bool] = lambda: dist.get_rank() == 0,
     ) -> None:
         self._config = config
         self._path = directory / NONFINITE_FILE
         self._order = order
         self._shards = shards
         self._roll_back = roll_back
+        self._is_first = is_first
         self._num_left_out = 0
 
     def allows(self, step: int, loss: Tensor, grad_norm: float) -> bool:
@@ -64,7 +66,7 @@ class NonfiniteGuard:
                 why = "there is no checkpoint yet to go back to"
                 refuse(step, loss, grad_norm, f"{batch}; {why}")
             done = f"the parameters are those of step {restored} again; on with the next batch"
-        if dist.get_rank() == 0:
+        if self._is_first():
             _log.warning("step %d: the gradient's norm is %s: %s. %s", step, grad_norm, done, batch)
             self._write(step)
         return False

@@ -12,8 +12,9 @@ import traceback
 from pathlib import Path
 
 from storage.errors import ConvoyError
-from training.errors import NodeDiskFull
+from training.errors import NodeDiskFull, PeerLost
 from training.hang import stack_path
+from training.hot_order import read_order
 from training.memory import ADVICE, is_out_of_memory, walk_causes
 from training.process import die_with_parent, read_parent, set_name
 from training.usercode import write_private
@@ -30,7 +31,8 @@ def run_rank(worker: str, spec_file: str) -> None:
     """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the agent's handler came along with the fork
     die_with_parent(signal.SIGKILL, read_parent())
-    rank = int(os.environ["RANK"])
+    order = read_order()
+    rank = order.number if order else int(os.environ["RANK"])
     set_name(f"convoy-rank-{rank}")
     path = Path(spec_file)
     # The stacks of a rank that hangs, at a signal, without the interpreter's lock.
@@ -66,6 +68,8 @@ def leave_failure(error: Exception, directory: Path, rank: int, now: float | Non
 
 
 def _lost_a_peer(error: Exception) -> bool:
+    if isinstance(error, PeerLost):
+        return True
     # Also inside the user's code: a sharded model speaks with its peers in there.
     found = (str(one) for one in walk_causes(error) if isinstance(one, RuntimeError))
     return any(sign in text for text in found for sign in _PEER_LOST)

@@ -8,6 +8,10 @@ from pydantic import BaseModel, Field, NonNegativeFloat, PositiveFloat, model_va
 class RecoveryConfig(BaseModel, frozen=True, extra="forbid"):
     """What is done when processes and nodes die or hang."""
 
+    mode: Literal["restart", "hot"] = "restart"
+    """restart: all workers start again from the last checkpoint. hot: each worker is a replica of
+    its own (torchft); where one dies the others go on without a restart, and the one that takes its
+    place gets its state from a peer. When which: docs/recovery.md."""
     retried: tuple[Literal["killed", "node_lost", "hang", "memory", "error"], ...] = (
         "killed",
         "node_lost",

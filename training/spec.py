@@ -28,8 +28,6 @@ WEIGHTS_FILE = "model.safetensors"
 class WorkerSpec(BaseModel, frozen=True, extra="forbid"):
     """What any launched workers need, and what their supervisor needs to know of them."""
 
-    worker: ClassVar[str]
-    """The module that each rank runs, with the path of this spec's file."""
     progress_file: ClassVar[str]
     """JSON lines that rank 0 adds to in the run directory, each with its `step`."""
     after_kill: ClassVar[str]
@@ -46,6 +44,11 @@ class WorkerSpec(BaseModel, frozen=True, extra="forbid"):
     run_directory: Path
     """What the workers leave for the supervisor: failures, exit codes, logs, results."""
     mlflow_run_id: str
+
+    @property
+    def worker(self) -> str:
+        """The module that each rank runs, with the path of this spec's file."""
+        raise NotImplementedError
 
     @property
     def num_workers(self) -> int:
@@ -100,7 +103,6 @@ class WorkerSpec(BaseModel, frozen=True, extra="forbid"):
 class TrainSpec(WorkerSpec, frozen=True, extra="forbid"):
     """One training run, as its workers see it."""
 
-    worker: ClassVar[str] = "training.worker"
     progress_file: ClassVar[str] = STEPS_FILE
     after_kill: ClassVar[str] = "the last commit is whole: `convoy stage train` goes on from it"
 
@@ -113,11 +115,22 @@ class TrainSpec(WorkerSpec, frozen=True, extra="forbid"):
     """The same, to be read: what a refusal compares."""
     fencing_token: int = 0
     """Which world this is, of two that believe they are the run."""
+    life: int | None = None
+    """Which start of a replica this is, where replicas come and go in one world."""
     lacking_nodes: int = 0
     """Nodes that the run is to have more than this world: it makes way when they are back."""
     tracking_uri: str
     only_shards: frozenset[str] | None = None
     """Names of the shards to train on, of those that the site may read; null for all."""
+
+    @property
+    def worker(self) -> str:
+        return "training.hot_worker" if self.is_hot else "training.worker"
+
+    @property
+    def is_hot(self) -> bool:
+        """Whether each worker is a replica that comes and goes while the others go on."""
+        return self.config.recovery.mode == "hot"
 
     @property
     def num_workers(self) -> int:
@@ -144,6 +157,11 @@ class TrainSpec(WorkerSpec, frozen=True, extra="forbid"):
         return self.config.least_nodes
 
     @property
+    def least_replicas(self) -> int:
+        """Of a hot world: fewest replicas that make a step."""
+        return self.config.least_replicas
+
+    @property
     def recovery(self) -> RecoveryConfig:
         return self.config.recovery
 
@@ -152,6 +170,8 @@ class TrainSpec(WorkerSpec, frozen=True, extra="forbid"):
         return self.config.network
 
     def fit(self, num_nodes: int) -> Self | None:
+        if self.is_hot:
+            return self  # the replicas that are there share the batch
         dims = self.config.fit_dims(num_nodes)
         if dims is None:
             return None
@@ -176,7 +196,6 @@ class TrainSpec(WorkerSpec, frozen=True, extra="forbid"):
 class EvaluationSpec(WorkerSpec, frozen=True, extra="forbid"):
     """One scoring of a trained model on the held-out shards, as its workers see it."""
 
-    worker: ClassVar[str] = "training.evaluation_worker"
     progress_file: ClassVar[str] = "progress.jsonl"
     after_kill: ClassVar[str] = "nothing is lost: run `convoy stage evaluate` again"
 
@@ -188,6 +207,10 @@ class EvaluationSpec(WorkerSpec, frozen=True, extra="forbid"):
     sharded: bool
     """Whether the workers hold the parameters in parts, as in training, or each of them all."""
     restarts: int
+
+    @property
+    def worker(self) -> str:
+        return "training.evaluation_worker"
 
     @property
     def num_workers(self) -> int:

@@ -7,7 +7,7 @@ on in its own files.
 import json
 import resource
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from io import TextIOWrapper
 from pathlib import Path
 
@@ -19,8 +19,9 @@ from training.phases import OTHER, PHASES
 from training.spec import STEPS_FILE, rank_steps_file
 from training.timing import StepTimer
 
-_SPLIT = (*PHASES, OTHER)
-_COMMUNICATION = _SPLIT.index("communication")
+SPLIT = (*PHASES, OTHER)
+_COMMUNICATION = SPLIT.index("communication")
+_MEMORY = ("peak_rss_bytes", "peak_cuda_bytes")
 _RSS_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024
 
 
@@ -49,10 +50,10 @@ class StepLog:
         self._num_targets = 0
         self.last_loss: float | None = None
         """Of the last line, on rank 0."""
-        self._own = _continue(directory / rank_steps_file(self._rank), resumed_step)
+        self._own = continue_file(directory / rank_steps_file(self._rank), resumed_step)
         self._joint: TextIOWrapper | None = None
         if self._rank == 0:
-            self._joint = _continue(directory / STEPS_FILE, resumed_step)
+            self._joint = continue_file(directory / STEPS_FILE, resumed_step)
             for stale in directory.glob(rank_steps_file("*")):
                 if int(stale.stem.rpartition("-")[2]) >= self._num_ranks:
                     stale.unlink()
@@ -91,44 +92,13 @@ class StepLog:
         own = [loss, num_targets / num_steps, *split, *memory.values()]
         all_ranks = self._gather(own)
         self._losses, self._num_targets = [], 0
-        _append(
-            self._own,
-            {
-                "step": step,
-                "rank": self._rank,
-                "loss": loss,
-                "step_seconds": sum(split),
-                **_name(split),
-                **memory,
-                **(more or {}),
-            },
-        )
+        append(self._own, describe_own(step, self._rank, own) | dict(more or {}))
         if self._joint is None:
             return
-        # Equal weights are exactly one, so that this changes no number where all step together.
-        means = (all_ranks * (counts / counts.mean())[:, None]).mean(0).tolist()
-        parts = all_ranks[:, 2 : 2 + len(_SPLIT)]
-        mean_split = means[2 : 2 + len(_SPLIT)]
-        step_seconds = sum(mean_split)
-        busy = parts.sum(1) - parts[:, _COMMUNICATION]
-        slowest = int(busy.argmax())
-        line = {
-            "step": step,
-            "loss": means[0],
-            "lr": lr,
-            "grad_norm": grad_norm,
-            "step_seconds": step_seconds,
-            **_name(mean_split),
-            "slowest_rank": slowest,
-            "slowest_busy_seconds": busy[slowest].item(),
-            "samples_per_second": num_samples / step_seconds,
-        }
-        if num_targets:
-            line["tokens_per_second"] = means[1] * self._num_replicas / step_seconds
-        peaks = all_ranks[:, 2 + len(_SPLIT) :].amax(0).tolist()
-        line |= dict(zip(memory, peaks, strict=True))
+        head = {"step": step, "lr": lr, "grad_norm": grad_norm}
+        line = describe_rows(all_ranks, counts, head, num_samples, self._num_replicas)
         line |= more or {}
-        _append(self._joint, line)
+        append(self._joint, line)
         self.last_loss = line["loss"]
 
     def close(self) -> None:
@@ -145,6 +115,53 @@ class StepLog:
         return torch.stack(rows).cpu()
 
 
+def describe_own(step: int, rank: int, row: Sequence[float]) -> dict[str, float]:
+    """A line of a rank's own log. row: its loss, targets and seconds a step by phase, and what
+    `measure_peak_memory` gives."""
+    split, memory = row[2 : 2 + len(SPLIT)], row[2 + len(SPLIT) :]
+    return {
+        "step": step,
+        "rank": rank,
+        "loss": row[0],
+        "step_seconds": sum(split),
+        **_name(split),
+        **dict(zip(_MEMORY, memory, strict=False)),
+    }
+
+
+def describe_rows(
+    rows: Tensor,
+    counts: Tensor,
+    head: Mapping[str, float],
+    num_samples: int,
+    num_replicas: int,
+) -> dict[str, float]:
+    """A line of the log of the whole. rows: of each rank, as for `describe_own`. counts: the steps
+    that each of them made. head: step, rate and the gradient's norm."""
+    # Equal weights are exactly one, so that this changes no number where all step together.
+    means = (rows * (counts / counts.mean())[:, None]).mean(0).tolist()
+    parts = rows[:, 2 : 2 + len(SPLIT)]
+    mean_split = means[2 : 2 + len(SPLIT)]
+    step_seconds = sum(mean_split)
+    busy = parts.sum(1) - parts[:, _COMMUNICATION]
+    slowest = int(busy.argmax())
+    line = {
+        "step": head["step"],
+        "loss": means[0],
+        "lr": head["lr"],
+        "grad_norm": head["grad_norm"],
+        "step_seconds": step_seconds,
+        **_name(mean_split),
+        "slowest_rank": slowest,
+        "slowest_busy_seconds": busy[slowest].item(),
+        "samples_per_second": num_samples / step_seconds,
+    }
+    if means[1]:
+        line["tokens_per_second"] = means[1] * num_replicas / step_seconds
+    peaks = rows[:, 2 + len(SPLIT) :].amax(0).tolist()
+    return line | dict(zip(_MEMORY, peaks, strict=False))
+
+
 def measure_peak_memory(device: torch.device) -> dict[str, float]:
     """Bytes that this process held at most: resident, and on its GPU where it has one."""
     peak = {
@@ -157,11 +174,11 @@ def measure_peak_memory(device: torch.device) -> dict[str, float]:
     return peak
 
 
-def _name(split: list[float]) -> dict[str, float]:
-    return {f"{name}_seconds": seconds for name, seconds in zip(_SPLIT, split, strict=True)}
+def _name(split: Sequence[float]) -> dict[str, float]:
+    return {f"{name}_seconds": seconds for name, seconds in zip(SPLIT, split, strict=True)}
 
 
-def _continue(path: Path, resumed_step: int) -> TextIOWrapper:
+def continue_file(path: Path, resumed_step: int) -> TextIOWrapper:
     """The file with its whole lines up to the step, open for more: a kill can cut the last one."""
     kept: list[str] = []
     if path.exists():
@@ -174,7 +191,7 @@ def _continue(path: Path, resumed_step: int) -> TextIOWrapper:
     return path.open("a")
 
 
-def _append(file: TextIOWrapper, line: dict[str, float]) -> None:
+def append(file: TextIOWrapper, line: dict[str, float]) -> None:
     # Not forced to the disk: that can take longer than a step, and a run that loses the machine
     # loses at most lines.
     file.write(json.dumps(line) + "\n")

@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from importlib.util import find_spec
 
 from storage.access_log import RUN_ID_VARIABLE
 from training.account import Account
@@ -11,9 +12,11 @@ from training.cluster import RUN_VARIABLE, LocalCluster, NodeEvent, reap
 from training.errors import WorkersFailed
 from training.hang import Hang, HangWatch, dump_stacks
 from training.heartbeat import Beat, clear_beats, read_beats
+from training.hot_order import clear_given_up
+from training.hot_world import HotWorld
 from training.incidents import Incident, clear_failures
 from training.network import Network, open_network
-from training.node import WorldEnd
+from training.node import PRELOAD_VARIABLE, WorldEnd
 from training.regroup import ask_to_make_way, clear_requests, has_made_way
 from training.rendezvous import Meeting
 from training.simulation import Simulation
@@ -54,6 +57,14 @@ def run_workers(
         environment = _environment(spec)
         network = open_network(spec, environment, account, stack)
         environment["GLOO_SOCKET_IFNAME"] = network.device
+        is_hot = isinstance(spec, TrainSpec) and spec.is_hot
+        if is_hot and find_spec("torchft") is None:
+            raise WorkersFailed(
+                "train.recovery.mode hot needs torchft, which is not installed: install "
+                "torchft==0.2.0, or set the mode to restart in params.yaml"
+            )
+        if is_hot:
+            environment[PRELOAD_VARIABLE] = "training.hot_trainer training.hot_worker"
         surround = None
         if simulation:
             simulation.prepare(spec.run_directory, account)
@@ -65,8 +76,9 @@ def run_workers(
         if simulation:
             simulation.begin(cluster, network, account, spec.run_directory)
         # A store on one of the nodes would be lost with it, and the others would wait.
-        meeting = stack.enter_context(Meeting(network, environment))
-        if spec.nodes > 1:
+        least = spec.least_replicas if isinstance(spec, TrainSpec) and is_hot else None
+        meeting = stack.enter_context(Meeting(network, environment, least))
+        if spec.nodes > 1 or is_hot:
             meeting.require()  # it loads torch while the nodes do
         steps = StepFollower(spec.run_directory / spec.progress_file, on_step, after_step)
         _Supervision(spec, steps, account, cluster, network, meeting, simulation).run()
@@ -96,8 +108,12 @@ class _Supervision:
 
     def run(self) -> None:
         while True:
-            world = self._start_world()
-            outcome = self._watch(world)
+            world = self._prepare_world()
+            if isinstance(world.spec, TrainSpec) and world.spec.is_hot:
+                outcome = self._run_hot(world)
+            else:
+                self._start(world)
+                outcome = self._watch(world)
             if outcome is not None:
                 self._judge(outcome)
             elif has_made_way(self._spec.run_directory):
@@ -108,7 +124,9 @@ class _Supervision:
             else:
                 return
 
-    def _start_world(self) -> World:
+    def _prepare_world(self) -> World:
+        """Nodes, and what they are to do, written where they read it; no earlier world can write
+        any more."""
         nodes, spec = self._await_nodes()
         path = spec.run_directory / SPEC_FILE
         if isinstance(spec, TrainSpec):
@@ -124,14 +142,32 @@ class _Supervision:
         pending = path.with_suffix(".tmp")
         pending.write_text(spec.model_dump_json(indent=1))
         pending.rename(path)
-        rendezvous = self._meeting.require() if spec.nodes > 1 else ""
-        for rank, node in enumerate(nodes):
-            order = world.order(rank, self._network.address(node), rendezvous, path)
-            self._cluster.start(node, order)
+        clear_given_up(spec.run_directory)
         if len(nodes) < self._spec.nodes:
             left = ", ".join(map(str, nodes))
             self._account.tell("fewer_nodes", f"the run goes on on nodes {left} alone")
         return world
+
+    def _start(self, world: World) -> None:
+        path = world.spec.run_directory / SPEC_FILE
+        rendezvous = self._meeting.require() if world.spec.nodes > 1 else ""
+        for rank, node in enumerate(world.nodes):
+            order = world.order(rank, self._network.address(node), rendezvous, path)
+            self._cluster.start(node, order)
+
+    def _run_hot(self, world: World) -> Incident | None:
+        self._meeting.require()
+        return HotWorld(
+            world,
+            world.spec.run_directory / SPEC_FILE,
+            self._account,
+            self._cluster,
+            self._network,
+            self._meeting,
+            self._steps,
+            self._poll,
+            self._admit,
+        ).run()
 
     def _await_nodes(self) -> tuple[tuple[int, ...], WorkerSpec]:
         """All nodes that have not been lost, as many as the work can be cut for.
@@ -262,12 +298,18 @@ class _Supervision:
 
     def _judge(self, incident: Incident) -> None:
         """Go on, after a while where nothing was gained since the last time, or raise."""
+        stuck = self._account.is_stuck
+        self._admit(incident)
+        if stuck:
+            longest = self._spec.recovery.longest_backoff_seconds
+            time.sleep(min(longest, 2.0**self._account.num_restarts))
+
+    def _admit(self, incident: Incident) -> None:
+        """Count an incident; raise where it is none to go on after, or one too many."""
         logs = f"Logs of all ranks: {log_directory(self._spec)}"
         detail = self._spec.run_directory / f"failure-{incident.rank}.txt"
-        recovery = self._spec.recovery
-        if incident.cause not in recovery.retried:
+        if incident.cause not in self._spec.recovery.retried:
             raise WorkersFailed(f"{incident.message}. {logs}", detail=detail)
-        stuck = self._account.is_stuck
         self._account.add(incident)
         num_restarts = self._account.num_restarts
         if num_restarts > self._spec.max_restarts:
@@ -277,8 +319,6 @@ class _Supervision:
                 f"train.max_restarts {self._spec.max_restarts} allows; {self._spec.after_kill}. "
                 f"{logs}. In order:{listed}"
             )
-        if stuck:
-            time.sleep(min(recovery.longest_backoff_seconds, 2.0**num_restarts))
 
 
 def _environment(spec: WorkerSpec) -> dict[str, str]:
@@ -295,4 +335,6 @@ def _environment(spec: WorkerSpec) -> dict[str, str]:
     environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     # More threads than one in a node that is forked: the workers would hang.
     environment["OMP_NUM_THREADS"] = "1"
+    # torchft writes several lines for each step.
+    environment.setdefault("RUST_LOG", "error")
     return environment

@@ -49,12 +49,12 @@ def train(spec: TrainSpec, workload: Workload) -> None:
     """
     device = choose_device()
     sealed, shards = spec.open_shards()
-    model = _build_model(spec, workload, sealed, shards, device)
+    model = build_model(spec, workload, sealed, shards, device)
     _Training(spec, workload, model, sealed, shards, device).run()
     dist.barrier()
 
 
-def _build_model(
+def build_model(
     spec: TrainSpec,
     workload: Workload,
     sealed: SealedShards,
