@@ -10,9 +10,11 @@ def run(path: Path) -> None:
     import torch
     import torch.distributed as dist
 
+    from training.allocator import keep_freed_memory
     from training.config import ParallelDims
     from training.hot_order import read_order
     from training.hot_trainer import train
+    from training.parallel import choose_device
     from training.rank import detail_file
     from training.spec import TrainSpec
     from training.workload import load_workload
@@ -26,7 +28,8 @@ def run(path: Path) -> None:
     config = spec.config.model_copy(update={"dims": ParallelDims(dp_replicate=1)})
     spec = spec.model_copy(update={"config": config, "life": order.life})
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    keep_freed_memory()
+    dist.init_process_group("gloo" if choose_device().type == "cpu" else "cpu:gloo,cuda:nccl")
     detail = detail_file(spec.run_directory, order.number)
     train(spec, order, load_workload(spec.workload, spec.root, detail))
     # All that this replica read is in the log, or it fails.
