@@ -10,7 +10,8 @@ from pipeline.borders import log_refusals
 from pipeline.checks import check_witness
 from pipeline.config import Config
 from storage.access_log import AccessEntry, AccessLog
-from storage.log_checkpoint import Checkpoint, Notary
+from storage.log_checkpoint import Checkpoint
+from storage.notary import Notary
 from storage.signed_note import VerifierKey
 
 Result = TypeVar("Result")

@@ -21,8 +21,9 @@ from typing import Literal
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
 from storage.errors import StorageError
-from storage.log_checkpoint import AuditConfig, Notary
+from storage.log_checkpoint import AuditConfig
 from storage.log_file import LogFile
+from storage.notary import Notary
 
 RUN_ID_VARIABLE = "CONVOY_RUN_ID"
 """Environment variable that names the run in the access log."""

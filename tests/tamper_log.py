@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from storage.access_log import AccessEntry, AccessLog
-from storage.log_checkpoint import AuditConfig, Notary, Witness
+from storage.log_checkpoint import AuditConfig
 from storage.log_verification import Verification, verify_log
+from storage.notary import Notary
 from storage.signed_note import VerifierKey
+from storage.witness import Witness
 
 LOG = "access/log.jsonl"
 

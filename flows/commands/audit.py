@@ -15,10 +15,12 @@ from pipeline.recording import rotate_key, sign_log
 from pipeline.workspace import ACCESS_LOG, lock_workspace
 from storage.access_log import AccessEntry, AccessLog
 from storage.errors import StorageError
-from storage.log_checkpoint import AuditConfig, Witness, read_signing_key
+from storage.log_checkpoint import AuditConfig
 from storage.log_proof import Notes, prove_entry, prove_extension
 from storage.log_verification import Verification, verify_log
+from storage.notary import read_signing_key
 from storage.signed_note import VerifierKey
+from storage.witness import Witness
 
 
 def main(options: argparse.Namespace) -> int:

@@ -7,8 +7,9 @@ import pytest
 
 from storage.errors import StorageError, StoreUnavailable
 from storage.key_handover import Handover, sign_handover
-from storage.log_checkpoint import Checkpoint, read_signing_key
+from storage.log_checkpoint import Checkpoint
 from storage.log_file import LogFile
+from storage.notary import read_signing_key
 from storage.signed_note import SigningKey
 from tests.tamper_log import Audited
 

@@ -14,13 +14,15 @@ import pytest
 
 from storage.access_log import AccessLog
 from storage.errors import StorageError, StoreUnavailable
-from storage.log_checkpoint import AuditConfig, Notary, Witness, read_signing_key
+from storage.log_checkpoint import AuditConfig
 from storage.log_file import LogFile
 from storage.log_proof import prove_entry, prove_extension
 from storage.log_verification import Finding, verify_log
 from storage.merkle import is_consistent
+from storage.notary import Notary, read_signing_key
 from storage.region import Region
 from storage.signed_note import SigningKey, open_note
+from storage.witness import Witness
 from tests.tamper_log import Audited, count_refusals, entry, make_log
 
 _VERIFIER = Path(__file__).parents[2] / "docs" / "verify_entry.py"
