@@ -82,6 +82,9 @@ class HotWorld:
         """The step after which the world has recovered from what befell it."""
         self._newest = 0
         self._left_since: float | None = None
+        self._is_meeting_hung = False
+        self._short_until = 0.0
+        """When there were last too few replicas to make a step."""
         self._num_oom_kills = count_oom_kills()
         self._hangs = HangWatch(self._spec.recovery.patience_seconds)
         self._stragglers = StragglerWatch(self._spec.recovery.straggler_ratio)
@@ -208,6 +211,10 @@ class HotWorld:
     def _judge(self, beats: Sequence[Beat]) -> Incident | None:
         """Have what was lost counted and started again; or why the world has to end: nobody is
         left who has the state."""
+        if self._is_meeting_hung:
+            self._meeting.close()
+            what = "the process that replicas meet at is stopped"
+            return name_loss(self._world, "hang", what, self._newest)
         if not self._meeting.is_there and not self._finished:
             what = "the process that replicas meet at was ended"
             return name_loss(self._world, "killed", what, self._newest)
@@ -254,10 +261,13 @@ class HotWorld:
     def _end_hanging(self, beats: Sequence[Beat]) -> None:
         """End the replica that keeps the others."""
         self._end_unanswering()
-        if len(beats) < self._spec.least_replicas:
-            return
-        hang = self._find_left_behind(beats) or self._hangs.look(beats, len(self._live))
+        hang = self._find_left_behind(beats)
+        if hang is None and len(beats) >= self._spec.least_replicas:
+            hang = self._hangs.look(beats, len(self._live))
         if hang is None or hang.rank not in self._live:
+            return
+        if self._meeting.is_stopped:
+            self._is_meeting_hung = True
             return
         self._end_silent(_HANGING_SECONDS)
         if self._live[hang.rank].node in self._silenced:
@@ -279,10 +289,17 @@ class HotWorld:
         """One that is stopped, and without which the others go on, for the lighthouse hears of it
         no more; or that has come to no step in all its time."""
         now = time.monotonic()
+        there = {beat.rank for beat in beats}
+        if len(there) < self._spec.least_replicas:
+            self._short_until = now
         begun = {beat.rank: beat for beat in beats if beat.step}
         for number, replica in self._live.items():
+            if number in there and len(there) < self._spec.least_replicas:
+                continue  # it waits for those that are not there yet
             beat = begun.get(number)
             since = beat.changed if beat else replica.started
+            if number in there:
+                since = max(since, self._short_until)
             is_stopped = beat and beat.step < self._newest - 1 and read_state(beat.pid) == "T"
             patience = self._spec.recovery.patience_seconds
             limit = self._hangs.bound_seconds if is_stopped else patience

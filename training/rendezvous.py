@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 
+from training.activity import read_state
 from training.errors import WorkersFailed
 from training.network import Network
 from training.process import PARENT_VARIABLE, die_with_parent, read_parent, set_name
@@ -65,6 +66,11 @@ class Meeting:
         """Whether its process runs, and can be reached."""
         moved = self._prefix != self._network.meeting_prefix
         return not moved and self._process is not None and self._process.poll() is None
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether its process is there and answers nobody."""
+        return self._process is not None and read_state(self._process.pid) == "T"
 
     def close(self) -> None:
         """End the store."""

@@ -76,8 +76,8 @@ class StragglerWatch:
         if not before:
             return []
         each = {rank: _divide(before[rank], one) for rank, one in spent.items()}
-        size = self._peers or num_ranks
-        groups = [range(first, first + size) for first in range(0, num_ranks, size)]
+        size, ranks = self._peers or num_ranks, sorted(begun)
+        groups = [ranks[first : first + size] for first in range(0, num_ranks, size)]
         return [
             found
             for group in groups

@@ -60,6 +60,9 @@ class _Traced(nn.Module):
 
 
 def model(hidden=16):
+    if os.path.exists("stall"):
+        os.remove("stall")
+        os.kill(os.getpid(), signal.SIGSTOP)
     return _Traced(hidden)
 """
 
@@ -72,15 +75,15 @@ def prepared(path: Path, recovery: Mapping[str, Any]) -> Workspace:
     head, _, rest = text.partition("def model(")
     rest = rest[rest.index("def collate(") :]
     rest = rest.replace('r["b"]] for r', 'r["b"], r["number"] if "number" in r else 0] for r')
-    imports = "import csv, hashlib, json, os, time\nimport torch\nfrom torch import nn\n"
+    imports = "import csv, hashlib, json, os, signal, time\nimport torch\nfrom torch import nn\n"
     module.write_text(head.replace("import csv\n", imports) + _TRACED + "\n\n" + rest)
     for stage in ("ingest", "shard", "upload"):
         workspace.run("convoy", "stage", stage)
     return workspace
 
 
-def settled(workspace: Workspace, num_steps: int = 3) -> dict[int, Beat]:
-    """All three replicas, when each of them has made some steps more."""
+def settled(workspace: Workspace, num_steps: int = 3, num_replicas: int = 3) -> dict[int, Beat]:
+    """All replicas, when each of them has made some steps more."""
     first: dict[int, int] = {}
 
     def look() -> dict[int, Beat] | None:
@@ -89,7 +92,7 @@ def settled(workspace: Workspace, num_steps: int = 3) -> dict[int, Beat]:
             if beat.step:
                 first.setdefault(beat.pid, beat.step)
         done = [b for b in beats if b.step >= first.get(b.pid, STEPS) + num_steps]
-        return {beat.rank: beat for beat in done} if len(done) == 3 else None
+        return {beat.rank: beat for beat in done} if len(done) == num_replicas else None
 
     found: dict[int, Beat] = wait_until(look, 300)
     return found
@@ -148,6 +151,36 @@ def test_the_others_go_on_and_nothing_is_lost(tmp_path: Path) -> None:
     assert float(difference.split()[-1]) < 1e-5
     num_again = report["incidents"][-1]["steps_lost"]
     check_batches(read_passes(undisturbed), read_passes(workspace), num_again)
+
+
+def test_a_newcomer_or_a_lighthouse_that_is_stopped_is_replaced(tmp_path: Path) -> None:
+    recovery = {"mode": "hot", "patience_seconds": 10, "exclude_seconds": 1}
+    workspace = prepared(tmp_path / "stopped", recovery)
+    workspace.set("train.dims.dp_replicate", 2)
+    workspace.set("train.steps", 80)
+    workspace.set("train.nodes", 2)
+    workspace.set("train.min_nodes", 2)  # nobody goes on without the newcomer
+    stage = workspace.start("convoy", "stage", "train")
+    began = settled(workspace, 1, 2)
+
+    (workspace.path / "stall").touch()
+    os.kill(began[1].pid, signal.SIGKILL)
+    wait_until(lambda: not (workspace.path / "stall").exists())
+    healed = wait_until(lambda: (b := settled(workspace, 1, 2))[1].pid != began[1].pid and b, 300)
+    assert healed[0].pid == began[0].pid
+
+    [meeting] = processes(workspace, "convoy-meeting")
+    meeting.suspend()
+    wait_until(lambda: settled(workspace, 1, 2)[0].pid != began[0].pid, 300)
+
+    (workspace.path / "hurry").touch()
+    output, _ = stage.communicate(timeout=300)
+    assert stage.returncode == 0, output
+    incidents = workspace.read_json("artifacts/train/report.json")["incidents"]
+    said = [i["message"] for i in incidents if i["cause"] == "hang"]
+    assert "rank 1 makes no progress and has come to no step" in said[0]
+    assert "replicas meet at is stopped" in said[-1]
+    assert [line["step"] for line in read_curve(workspace)] == list(range(10, 81, 10))
 
 
 def read_passes(workspace: Workspace) -> list[list[list[int]]]:

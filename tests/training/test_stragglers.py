@@ -52,6 +52,17 @@ def test_a_slow_rank_is_named_once_until_it_recovers() -> None:
     assert "most of the difference is in forward" in named.why
 
 
+def test_those_that_are_left_are_compared_by_their_own_numbers() -> None:
+    now = 0.0
+    watch = StragglerWatch(2.0, lambda: now)
+    found = []
+    for step in (1, 11, 21):
+        left = [beat for beat in _beats(step, [0.1, 0.1, 0.5]) if beat.rank != 1]
+        found += watch.look(left, 2)
+        now += 3.0
+    assert [straggler.rank for straggler in found] == [2]
+
+
 def test_equal_ranks_and_small_differences_are_left_alone() -> None:
     assert not any(_watch([[0.1, 0.1, 0.1]] * 4))
     assert not any(_watch([[0.1, 0.1, 0.17]] * 4))
