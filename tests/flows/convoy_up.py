@@ -34,6 +34,12 @@ class Up:
         answer.raise_for_status()
         return answer.json()
 
+    def is_mlflow_up(self) -> bool:
+        try:
+            return bool(self.mlflow_runs())
+        except requests.RequestException:
+            return False
+
     def mlflow_runs(self) -> list[dict[str, Any]]:
         """All training runs, newest first."""
         found = self.ask_mlflow("runs/search", experiment_ids=["1"], order_by=["start_time DESC"])

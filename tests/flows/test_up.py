@@ -29,7 +29,7 @@ def test_servers_that_are_killed_in_mid_run_are_started_again(up: Up, completed:
     run_id = up.api.start(steps=4000, seed=5)
     wait_until(lambda: re.search(r"train: [1-9][\d,]*/4,000 steps", up.api.logs(run_id)))
     kill_servers(up, "prefect", "mlflow")
-    wait_until(lambda: up.api.is_up() and up.mlflow_runs())
+    wait_until(lambda: up.api.is_up() and up.is_mlflow_up())
     assert up.api.finish(run_id)["type"] == "COMPLETED"
     log = up.workspace.read("artifacts/train/steps.jsonl")
     steps = [json.loads(line)["step"] for line in log.splitlines()]
