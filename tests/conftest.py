@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,6 +45,12 @@ def _no_servers_are_left_named(_environment: None) -> Iterator[None]:
         del os.environ[name]
     os.environ.update(before)
     assert after == before
+
+
+@pytest.fixture(autouse=True)
+def _no_workspace_stays_importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A workspace's module might have the name of one of ours, for the processes of later tests."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
 
 
 def _named_servers() -> dict[str, str]:

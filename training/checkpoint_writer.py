@@ -5,6 +5,7 @@ Each rank writes its own part in a thread; rank 0 commits what all of them have 
 
 import errno
 import io
+import logging
 import os
 import pickle
 import threading
@@ -28,6 +29,8 @@ from training.checkpoint_state import Staged, add_places
 from training.errors import CheckpointError, NodeDiskFull
 from training.hot_order import require_authority
 from training.spec import TrainSpec
+
+_log = logging.getLogger(__name__)
 
 METADATA_FILE = "metadata"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -117,9 +120,18 @@ class CheckpointWriter:
         return pending.result()
 
     def settle(self, seconds: float) -> None:
-        """Give the last one that long to become whole, and say nothing of how it ends."""
-        if self._pending is not None:
-            futures.wait([self._pending], seconds)
+        """Give the last one that long to become whole; it is only said when it does not.
+
+        Another error is on its way already.
+        """
+        if self._pending is None:
+            return
+        try:
+            self._pending.result(seconds)
+        except futures.TimeoutError:
+            _log.warning("the checkpoint on its way was not whole after %.0f s", seconds)
+        except Exception as error:
+            _log.warning("the checkpoint on its way did not become whole: %s", error)
 
     def _write(self, saving: Saving) -> None:
         target = self._files.directory / saving.name

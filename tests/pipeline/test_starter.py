@@ -76,7 +76,6 @@ def create(source: Path, name: str, **options: str | None) -> Created:
 
 def shard(created: Created, monkeypatch: pytest.MonkeyPatch) -> Manifest:
     monkeypatch.chdir(created.path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
     config = Config.load()
     stages.ingest(config)
     return stages.shard(config)
