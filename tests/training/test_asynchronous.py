@@ -24,10 +24,12 @@ def test_no_step_is_staler_than_the_bound_and_nobody_is_locked_out(
     server = ParameterServer(bound)
     server.open(0, 60, torch.zeros(1))
     taken: list[int] = []
+    all_have_begun = threading.Barrier(num_workers, timeout=60)
 
     def work(worker: int) -> None:
         chance = random.Random(100 * seed + worker)
         turn = server.turn(worker, None)
+        all_have_begun.wait()
         while turn.claim is not None:
             taken.append(turn.claim)
             time.sleep(chance.random() * 0.002 * (1 + 3 * worker))

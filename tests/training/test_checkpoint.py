@@ -54,6 +54,8 @@ class TestOneRank:
         forget_disk()
         with pytest.raises(Stopped):
             run(work, checkpoint={"every_steps": 10}, stop_after=20)
+        stored = sorted(marker.parent.name for marker in STORED.glob(f"*/{MARKER}"))
+        assert [name[:13] for name in stored] == ["step-00000010", "step-00000020"]
         forget_disk()
         run(work)
         own = (RUN / rank_steps_file(0)).read_text().splitlines()  # the store has none of it
