@@ -5,19 +5,35 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from flows.environment import prepare_environment
 from flows.services import await_healthy, free_port, running
 
+if TYPE_CHECKING:
+    from xdist.scheduler import LoadFileScheduling
+
 # They take minutes, and would keep one of two workers waiting if they came last.
-_FIRST = ("test_equivalence", "test_kill", "test_served", "test_remote_stores")
+_FIRST = ("test_equivalence", "test_kill", "test_served", "test_up", "test_remote_stores")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The files that take longest first."""
     items.sort(key=lambda item: _FIRST.index(item.path.stem) if item.path.stem in _FIRST else 99)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> "LoadFileScheduling":
+    """A file's tests all on one worker, and on the same those of both that use one `convoy up`."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByServers(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return str(super()._split_scope(nodeid)).replace("test_up.py", "test_served.py")
+
+    return ByServers(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)

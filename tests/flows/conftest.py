@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.flows.convoy_up import Up, read_urls, start_up
+from tests.flows.pacing import make_paced
 from tests.flows.prefect_api import PrefectApi
 from tests.workspaces import make_workspace
 
@@ -14,11 +15,12 @@ from tests.workspaces import make_workspace
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     path = tmp_path_factory.mktemp("up") / "w"
     workspace = make_workspace(path, schedule={"cron": None, "retries": 1})
+    pace = make_paced(workspace)
     process = start_up(workspace)
     try:
         prefect, mlflow = read_urls(process)
         api = PrefectApi(f"{prefect}/api", "toy")
-        yield Up(workspace, process, api, prefect, mlflow)
+        yield Up(workspace, process, api, prefect, mlflow, pace)
         api.close()
     finally:
         process.send_signal(signal.SIGINT)

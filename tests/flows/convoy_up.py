@@ -9,6 +9,7 @@ from typing import Any
 import psutil
 import requests
 
+from tests.flows.pacing import Pace
 from tests.flows.prefect_api import PrefectApi, wait_until
 from tests.workspaces import Workspace
 
@@ -22,6 +23,7 @@ class Up:
     api: PrefectApi
     prefect: str
     mlflow: str
+    pace: Pace
 
     def ask_mlflow(self, path: str, **content: Any) -> Any:
         with requests.Session() as session:

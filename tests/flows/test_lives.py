@@ -11,11 +11,12 @@ import psutil
 import pytest
 
 from tests.flows.convoy_up import find_processes
+from tests.flows.pacing import make_paced
 from tests.flows.prefect_api import PrefectApi, wait_until
 from tests.killable import KillableServer
 from tests.workspaces import Workspace, make_workspace
 
-STEPS = 3000
+STEPS = 400
 AWAY_SECONDS = float(os.environ.get("CONVOY_AWAY_SECONDS", "20"))
 
 
@@ -25,6 +26,7 @@ class Served:
     def __init__(self, workspace: Workspace, server: KillableServer) -> None:
         self.workspace = workspace
         self.server = server
+        self.pace = make_paced(workspace)
         self.process = workspace.start("convoy", "serve")
         self.api = PrefectApi(f"{server.url}/api", "toy")
 
@@ -49,7 +51,11 @@ class Served:
         self.workspace.set("train.seed", seed)
 
     def start(self, **parameters: Any) -> str:
-        """Ask for a run and wait until its training has something to go on from."""
+        """Ask for a run and wait until its training has something to go on from.
+
+        It is slow until it is let free, so that it is at work for as long as a test needs.
+        """
+        self.pace.slow()
         run_id = self.api.start(**parameters)
         wait_until(lambda: self.api.tasks(run_id).get("train"))
         before = self._commits()
@@ -82,6 +88,10 @@ class Served:
         labels = self.api.get(f"flow_runs/{run_id}")["labels"]
         return psutil.Process(labels["convoy.pid"])
 
+    def automations(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.api.post("automations/filter", {}).json()
+        return found
+
     def successors(self, run_id: str) -> list[dict[str, Any]]:
         return [run for run in self.api.runs() if run["parameters"].get("continues") == run_id]
 
@@ -103,7 +113,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         schedule={"cron": None, "retries": 0, "max_resubmissions": 1, "silence_seconds": 45},
     )
     workspace.set("train.steps", STEPS)
-    workspace.set("train.checkpoint", {"every_steps": 100, "keep": 2})
+    workspace.set("train.checkpoint", {"every_steps": 10, "keep": 2})
     served = Served(workspace, server)
     yield served
     served.api.close()
@@ -130,6 +140,7 @@ def lost(served: Served) -> str:
 def test_a_killed_run_is_submitted_again_by_the_automation(served: Served) -> None:
     run_id = served.start()
     served.process_of(run_id).kill()
+    served.pace.free()
     following = served.successor(run_id)
     assert served.api.state(run_id)["type"] == "CRASHED"
     assert served.api.finish(following)["type"] == "COMPLETED", served.api.state(following)
@@ -159,6 +170,7 @@ def test_a_killed_worker_and_run_are_found_by_the_reconciler(served: Served) -> 
     # The budget of one is used up by the next death.
     wait_until(lambda: served.api.get(f"flow_runs/{following}")["labels"].get("convoy.pid"))
     served.process_of(following).kill()
+    served.pace.free()
     last = served.successor(following)
     state = served.api.finish(last)
     assert state["type"] == "FAILED"
@@ -190,6 +202,7 @@ def test_a_cancelled_run_is_gone_in_ten_seconds_and_can_be_gone_on_with(served: 
     assert not alive
     assert served.api.finish(run_id)["type"] == "CANCELLED"
     assert served.mlflow_status() == "KILLED"
+    served.pace.free()
     time.sleep(2)
     assert not served.successors(run_id)
     _, state = served.api.run()
@@ -207,6 +220,7 @@ def test_a_server_that_is_away_harms_no_training(served: Served) -> None:
     assert served.num_steps() > steps
     assert served.process.poll() is None
     served.server.start()
+    served.pace.free()
     # After longer than silence_seconds it is Crashed for a moment, and Running again.
     wait_until(lambda: served.api.state(run_id)["type"] == "COMPLETED")
     assert not served.workspace.read_json("artifacts/train/report.json")["resumed"]
@@ -229,6 +243,7 @@ def test_what_prefect_says_wrongly_of_a_run_is_put_right_without_a_hand(served: 
         wait_until(lambda: served.api.state(run_id)["type"] == "RUNNING", 60)
     finally:
         process.resume()
+        served.pace.free()
     assert served.api.finish(run_id)["type"] == "COMPLETED"
     assert not served.workspace.read_json("artifacts/train/report.json")["resumed"]
     state = served.api.finish(following)
@@ -244,12 +259,12 @@ def test_what_prefect_says_wrongly_of_a_run_is_put_right_without_a_hand(served: 
 
 
 def test_automations_are_installed_once(served: Served) -> None:
-    before = served.api.post("automations/filter", {}).json()
+    before = wait_until(lambda: served.automations() if len(served.automations()) > 1 else None)
     served.process.send_signal(signal.SIGTERM)
     served.serve_again()
     updated = served.api.deployment["updated"]
     wait_until(lambda: served.api.get("deployments/name/train/toy")["updated"] != updated)
     told = served.workspace.run("convoy", "reconcile")
     assert "MLflow and Prefect know all" in told
-    assert served.api.post("automations/filter", {}).json() == before
+    assert served.automations() == before
     assert len(before) == 2

@@ -26,10 +26,11 @@ def kill_servers(up: Up, *names: str) -> None:
 
 
 def test_servers_that_are_killed_in_mid_run_are_started_again(up: Up, completed: str) -> None:
-    run_id = up.api.start(steps=4000, seed=5)
-    wait_until(lambda: re.search(r"train: [1-9][\d,]*/4,000 steps", up.api.logs(run_id)))
-    kill_servers(up, "prefect", "mlflow")
-    wait_until(lambda: up.api.is_up() and up.is_mlflow_up())
+    with up.pace.slowed():
+        run_id = up.api.start(steps=400, seed=5)
+        wait_until(lambda: re.search(r"train: [1-9][\d,]*/400 steps", up.api.logs(run_id)))
+        kill_servers(up, "prefect", "mlflow")
+        wait_until(lambda: up.api.is_up() and up.is_mlflow_up())
     assert up.api.finish(run_id)["type"] == "COMPLETED"
     log = up.workspace.read("artifacts/train/steps.jsonl")
     steps = [json.loads(line)["step"] for line in log.splitlines()]
@@ -42,9 +43,10 @@ def test_servers_that_are_killed_in_mid_run_are_started_again(up: Up, completed:
 
 
 def test_a_killed_worker_is_started_again_and_its_run_goes_on(up: Up, completed: str) -> None:
-    run_id = up.api.start(steps=4000, seed=6)
-    wait_until(lambda: re.search(r"train: [1-9][\d,]*/4,000 steps", up.api.logs(run_id)))
-    kill_servers(up, "flows.cli")
+    with up.pace.slowed():
+        run_id = up.api.start(steps=400, seed=6)
+        wait_until(lambda: re.search(r"train: [1-9][\d,]*/400 steps", up.api.logs(run_id)))
+        kill_servers(up, "flows.cli")
     wait_until(lambda: up.api.state(run_id)["type"] == "CRASHED")
     [following] = wait_until(
         lambda: [run for run in up.api.runs() if run["parameters"].get("continues") == run_id]
