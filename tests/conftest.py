@@ -29,7 +29,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> "LoadFileSch
     """A file's tests all on one worker, and on the same those of both that use one `convoy up`."""
     from xdist.scheduler import LoadFileScheduling
 
-    class ByServers(LoadFileScheduling):
+    class ByServers(LoadFileScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
             return str(super()._split_scope(nodeid)).replace("test_up.py", "test_served.py")
 
