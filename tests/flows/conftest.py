@@ -15,12 +15,12 @@ from tests.workspaces import make_workspace
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     path = tmp_path_factory.mktemp("up") / "w"
     workspace = make_workspace(path, schedule={"cron": None, "retries": 1})
-    pace = make_paced(workspace)
+    make_paced(workspace)
     process = start_up(workspace)
     try:
         prefect, mlflow = read_urls(process)
         api = PrefectApi(f"{prefect}/api", "toy")
-        yield Up(workspace, process, api, prefect, mlflow, pace)
+        yield Up(workspace, process, api, prefect, mlflow)
         api.close()
     finally:
         process.send_signal(signal.SIGINT)

@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import requests
 
-from tests.flows.pacing import Pace
+from tests.flows.pacing import Pace, find_pace
 from tests.flows.prefect_api import PrefectApi, wait_until
 from tests.workspaces import Workspace
 
@@ -23,7 +23,11 @@ class Up:
     api: PrefectApi
     prefect: str
     mlflow: str
-    pace: Pace
+
+    @property
+    def pace(self) -> Pace:
+        """That of its trainings, where its workload was made to heed one."""
+        return find_pace(self.workspace)
 
     def ask_mlflow(self, path: str, **content: Any) -> Any:
         with requests.Session() as session:

@@ -48,6 +48,11 @@ def make_paced(workspace: Workspace) -> Pace:
     assert _FAST in text
     text = text.replace("import csv\n", "import csv\nimport time\n")
     code.write_text(text.replace(_FAST, _PACED))
-    folder = workspace.path / ".convoy"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    return Pace(folder / "pace")
+    pace = find_pace(workspace)
+    pace.path.parent.mkdir(mode=0o700, exist_ok=True)
+    return pace
+
+
+def find_pace(workspace: Workspace) -> Pace:
+    """The pace that the paced workload of a workspace heeds."""
+    return Pace(workspace.path / ".convoy" / "pace")
