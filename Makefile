@@ -27,7 +27,7 @@ repro: .venv/run.done ## Run the same stages by DVC
 	dvc repro
 
 test: .venv/dev.done ## Run all tests
-	pytest -n 2 --dist loadfile --no-loadscope-reorder
+	pytest -n 2 --no-loadscope-reorder
 
 lint: .venv/dev.done ## ruff, ruff format, mypy --strict
 	ruff check .

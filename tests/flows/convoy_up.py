@@ -1,7 +1,9 @@
 """A running `convoy up`, and what it leaves."""
 
+import contextlib
 import re
 import signal
+import sqlite3
 import subprocess
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +14,8 @@ import requests
 from tests.flows.pacing import Pace, find_pace
 from tests.flows.prefect_api import PrefectApi, wait_until
 from tests.workspaces import Workspace
+
+_STATUSES = "SELECT status FROM runs ORDER BY start_time DESC"
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,13 @@ def find_processes(workspace: Workspace) -> list[str]:
         except psutil.Error:  # gone meanwhile, or not ours to look at
             continue
     return found
+
+
+def read_statuses(workspace: Workspace) -> list[str]:
+    """How the training runs ended, newest first, as MLflow's database has it, without a server."""
+    path = workspace.path / ".convoy" / "mlflow.db"
+    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
+        return [row[0] for row in database.execute(_STATUSES)]
 
 
 def await_nobody(workspace: Workspace, seconds: float = 40.0) -> None:
