@@ -16,12 +16,18 @@ if TYPE_CHECKING:
     from xdist.scheduler import LoadFileScheduling
 
 # They take minutes, and would keep one of two workers waiting if they came last.
-_FIRST = ("test_equivalence", "test_kill", "test_served", "test_up", "test_remote_stores")
+_FIRST = (
+    *("test_served", "test_up", "test_lives", "test_chaos", "test_simulation", "test_hot"),
+    *("test_equivalence", "test_kill", "test_nodes", "test_outbox", "test_remote_stores"),
+    *("test_digits_stages", "test_degrees", "test_starter", "test_registry", "test_fresh_clone"),
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The files that take longest first."""
-    items.sort(key=lambda item: _FIRST.index(item.path.stem) if item.path.stem in _FIRST else 99)
+    items.sort(
+        key=lambda item: _FIRST.index(item.path.stem) if item.path.stem in _FIRST else len(_FIRST)
+    )
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -1,16 +1,24 @@
 """Workspaces for tests: a git and DVC repository with the toy workload, and commands run in it."""
 
+import atexit
+import contextlib
 import copy
+import functools
 import json
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import yaml
+
+from pipeline.config import Config
+from pipeline.stages import STAGES
 
 ROOT = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent
@@ -120,7 +128,7 @@ def make_workspace(
     path: Path, environment: Mapping[str, str] | None = None, **sections: Any
 ) -> Workspace:
     """A committed workspace of the toy workload; keyword arguments replace sections of params."""
-    path.mkdir(parents=True)
+    shutil.copytree(_empty_repository(), path)
     shutil.copy(TOY, path)
     for name in ("dvc.yaml", ".gitignore", ".dvcignore"):
         shutil.copy(ROOT / name, path)
@@ -131,11 +139,30 @@ def make_workspace(
     }
     workspace = Workspace(path, {**identity, **(environment or {})})
     workspace.write_params(copy.deepcopy(PARAMS) | sections)
-    for command in (
-        ["git", "init", "-q"],
-        [str(BIN / "dvc"), "init", "-q"],
-        ["git", "add", "-A"],
-        ["git", "commit", "-qm", "Start"],
-    ):
+    for command in (["git", "add", "-A"], ["git", "commit", "-qm", "Start"]):
         subprocess.run(command, cwd=path, check=True, env={**os.environ, **workspace.environment})
     return workspace
+
+
+@functools.cache
+def _empty_repository() -> Path:
+    """A git and DVC repository to copy: DVC takes a second to make one."""
+    parent = Path(tempfile.mkdtemp(prefix="convoy-repository-"))
+    atexit.register(shutil.rmtree, parent, ignore_errors=True)
+    path = parent / "w"
+    path.mkdir()
+    for command in (["git", "init", "-q"], [str(BIN / "dvc"), "init", "-q"]):
+        subprocess.run(command, cwd=path, check=True)
+    return path
+
+
+def upload_shards(workspace: Workspace) -> None:
+    """Do the stages before the training, in this process, which has imported what they need."""
+    with contextlib.chdir(workspace.path), mock.patch.object(sys, "path", list(sys.path)):
+        # Each workspace has a file of that name, and a process imports a name once.
+        sys.modules.pop("toy_workload", None)
+        try:
+            for stage in ("ingest", "shard", "upload"):
+                STAGES[stage](Config.load())
+        finally:
+            sys.modules.pop("toy_workload", None)

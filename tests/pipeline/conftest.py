@@ -11,18 +11,14 @@ import pytest
 from pipeline.config import Config
 from pipeline.stages import STAGES
 from storage.errors import ConvoyError
-from tests.workspaces import Workspace, make_workspace
+from tests.workspaces import Workspace, make_workspace, upload_shards
 
 
 @pytest.fixture(scope="session")
 def uploaded(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """A workspace after ingest, shard and upload. Copy it; do not touch it."""
     workspace = make_workspace(tmp_path_factory.mktemp("uploaded") / "w")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(workspace.path)
-        for stage in ("ingest", "shard", "upload"):
-            STAGES[stage](Config.load())
-    forget_workload()
+    upload_shards(workspace)
     return workspace
 
 

@@ -5,6 +5,7 @@ the registration called again by another. Run in a process of its own, which is 
 must not have opened a database.
 """
 
+import importlib
 import os
 import signal
 import sys
@@ -20,6 +21,7 @@ import mlflow.pyfunc
 from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 from mlflow.store.model_registry.sqlalchemy_store import SqlAlchemyStore as Registry
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore as Tracking
+from mlflow.utils import requirements_utils
 
 from tests.training.test_registry import Place, make_place
 from training.tracking import start_run
@@ -33,6 +35,19 @@ WRITES: list[tuple[type, str]] = [
     (Registry, "create_model_version"),
     (Registry, "set_registered_model_alias"),
 ]
+
+USED_LATE = (
+    "git",
+    "mlflow.models.display_utils",
+    "mlflow.pyfunc.scoring_server",
+    "mlflow.pyfunc.utils.environment",
+    "mlflow.store.model_registry.sqlalchemy_workspace_store",
+    "mlflow.store.tracking.sqlalchemy_workspace_store",
+    "mlflow.tracing.export.utils",
+    "mlflow.tracing.processor.otel",
+    "mlflow.utils.search_logged_model_utils",
+)
+"""What MLflow imports when a model is registered: before the forks once, not in each of them."""
 
 
 def die_at(owner: type, name: str, after: bool) -> None:
@@ -67,6 +82,10 @@ def in_child(work: Callable[[], Any]) -> int:
 
 def main(folder: Path) -> None:
     warnings.simplefilter("ignore")
+    for name in USED_LATE:
+        importlib.import_module(name)
+    # It reads every package that is installed.
+    requirements_utils._init_packages_to_modules_map()  # type: ignore[no-untyped-call]
     uri = f"sqlite:///{folder}/mlflow.db"
     run = folder / "run"
 

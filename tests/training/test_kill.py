@@ -11,10 +11,14 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.workspaces import PARAMS, Workspace, make_workspace
+from tests.workspaces import PARAMS, Workspace, make_workspace, upload_shards
+from training.tracking import open_client, read_runs
+
+# MLflow's, of its libraries
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 TRAIN = PARAMS["train"] | {
-    "steps": 1500,
+    "steps": 800,
     "checkpoint": {"every_steps": 100, "keep": 2},
     "log_every_steps": 50,
     "system_metrics_seconds": 0.2,
@@ -24,8 +28,7 @@ WEIGHTS = "artifacts/train/model.safetensors"
 
 def prepared(path: Path) -> Workspace:
     workspace = make_workspace(path, train=TRAIN)
-    for stage in ("ingest", "shard", "upload"):
-        workspace.run("convoy", "stage", stage)
+    upload_shards(workspace)
     return workspace
 
 
@@ -54,12 +57,12 @@ def commits(workspace: Workspace) -> list[Path]:
     return sorted(workspace.path.glob(".convoy/runs/*/checkpoints/step-*/committed.json"))
 
 
+def tracking_uri(workspace: Workspace) -> str:
+    return f"sqlite:///{workspace.path}/.convoy/mlflow.db"
+
+
 def mlflow_statuses(workspace: Workspace) -> list[str]:
-    code = (
-        "from training.tracking import read_runs;"
-        "print(*(r.status for r in read_runs('sqlite:///.convoy/mlflow.db', 'convoy')))"
-    )
-    return workspace.python(code).splitlines()[-1].split()
+    return [run.status for run in read_runs(tracking_uri(workspace), "convoy")]
 
 
 @pytest.fixture(scope="module")
@@ -113,13 +116,8 @@ def test_killed_and_terminated_and_called_again(
     goodput = report["goodput"]
     assert sum(goodput.values()) == pytest.approx(stretches[-1]["ends"])
     assert goodput["lost_seconds"] > 0 < goodput["recovery_seconds"]
-    code = (
-        "from training.tracking import open_client;"
-        "client = open_client('sqlite:///.convoy/mlflow.db');"
-        f"print(client.get_run('{report['mlflow_run_id']}').data.metrics['goodput'])"
-    )
-    logged = float(disturbed.python(code).splitlines()[-1])
-    assert logged == pytest.approx(goodput["training_seconds"] / sum(goodput.values()))
+    logged = open_client(tracking_uri(disturbed)).get_run(report["mlflow_run_id"]).data.metrics
+    assert logged["goodput"] == pytest.approx(goodput["training_seconds"] / sum(goodput.values()))
     with closing(sqlite3.connect(disturbed.path / ".convoy/mlflow.db")) as database:
         sampled = "SELECT value FROM metrics WHERE key = 'system/ranks_memory_megabytes'"
         assert max(value for (value,) in database.execute(sampled)) > 100  # of two ranks with torch
@@ -153,8 +151,7 @@ def test_the_first_ranks_own_error_is_shown_and_its_text_stays_here(tmp_path: Pa
             "    return cross_entropy(output, target)",
         )
     )
-    for stage in ("ingest", "shard", "upload"):
-        workspace.run("convoy", "stage", stage)
+    upload_shards(workspace)
     output = workspace.run("convoy", "stage", "train", expect=1)
     assert (
         "error: rank 1 failed: toy_workload.loss() raised ValueError at toy_workload.py:" in output
@@ -192,8 +189,7 @@ def test_a_lost_node_and_then_another(tmp_path: Path) -> None:
     nodes = {"nodes": 2, "min_nodes": 1, "max_restarts": 1, "steps": 100_000}
     recovery = {"recovery": {"exclude_seconds": 600.0}}
     workspace = make_workspace(tmp_path / "w", train=TRAIN | nodes | recovery)
-    for name in ("ingest", "shard", "upload"):
-        workspace.run("convoy", "stage", name)
+    upload_shards(workspace)
     stage = workspace.start("convoy", "stage", "train")
     first = wait_until(lambda: commits(workspace))
     assert len(processes(workspace, "convoy-node")) == 2

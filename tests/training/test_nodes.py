@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.training.test_kill import commits, processes, wait_until
-from tests.workspaces import PARAMS, Workspace, make_workspace
+from tests.workspaces import PARAMS, Workspace, make_workspace, upload_shards
 
 STEPS = 400
 TOLERANCE = 1e-3
@@ -54,8 +54,7 @@ def seeing_workspace(path: Path, **train: Any) -> Workspace:
     module.write_text(text.replace("if TYPE_CHECKING:", "if True:") + _SEEING)
     (workspace.path / "seen").mkdir()
     set_pace(workspace, 0.0)
-    for stage in ("ingest", "shard", "upload"):
-        workspace.run("convoy", "stage", stage)
+    upload_shards(workspace)
     return workspace
 
 
