@@ -10,6 +10,7 @@ BENCHMARKS := imports flow write read memory scale transfer audit_log step loade
 
 SEED ?= 1
 RUNS ?= 3
+WORLD ?= restored
 
 .PHONY: help run up test lint repro bench parity tamper chaos clean
 
@@ -43,8 +44,8 @@ parity: .venv/dev.done ## Compare every way to distribute with one process, see 
 tamper: .venv/dev.done ## Damage what is stored in 100,000 random ways: all must be refused
 	python -m tests.tamper
 
-chaos: .venv/dev.done ## Run whole flows while their processes die: SEED=n RUNS=m, see docs/chaos.md
-	python -m tests.chaos --seed $(SEED) --runs $(RUNS)
+chaos: .venv/dev.done ## Run whole flows while their processes die: SEED=n RUNS=m WORLD=hot, see docs/chaos.md
+	python -m tests.chaos --seed $(SEED) --runs $(RUNS) --world $(WORLD)
 
 clean: ## Remove what runs left here, keys included; keeps .venv
 	rm -rf .convoy artifacts datasets dvc.lock .dvc/cache .dvc/tmp

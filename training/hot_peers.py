@@ -140,7 +140,7 @@ class Peers:
     def spread(self, tensor: Tensor) -> None:
         """Replace by that of rank 0. Raises AttemptVoid."""
         if self.quorum.size > 1:
-            self._exchange(lambda group: group.broadcast([tensor], 0))
+            self._exchange(lambda group: group.broadcast(tensor, 0))
 
     def void(self) -> None:
         """This attempt has come to nothing: there will be another group for the next one."""

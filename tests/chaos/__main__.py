@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from flows.environment import prepare_environment
+from tests.chaos.plan import WORLDS
 from tests.chaos.runs import Outcome, run_batch
 
 WHERE = Path("artifacts/chaos")
@@ -24,6 +25,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--world-faults", type=int, default=6, help="a run")
     parser.add_argument("--other-faults", type=int, default=2, help="a run")
+    parser.add_argument("--world", choices=WORLDS, default="restored", help="what goes on")
     parser.add_argument("--servers", action="store_true", help="stores on S3, keys in OpenBao")
     parser.add_argument("--only", default="", help="draw kinds with this in their names: kill")
     options = parser.parse_args()
@@ -34,13 +36,15 @@ def main() -> int:
         options.seed,
         options.runs,
         (options.world_faults, options.other_faults),
+        world=options.world,
         with_servers=options.servers,
         only=options.only,
         tell=lambda line: print(line, flush=True),
     )
     _print_table(outcomes)
     WHERE.mkdir(parents=True, exist_ok=True)
-    name = f"{options.seed}-servers.json" if options.servers else f"{options.seed}.json"
+    servers, world = "-servers" * options.servers, f"-{options.world}".replace("-restored", "")
+    name = f"{options.seed}{servers}{world}.json"
     content = {"options": vars(options), "runs": [asdict(outcome) for outcome in outcomes]}
     (WHERE / name).write_text(json.dumps(content, indent=1))
     return 1 if any(outcome.wrong for outcome in outcomes) else 0

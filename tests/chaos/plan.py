@@ -10,6 +10,10 @@ LATER = ("upload", "train", "evaluate", "register")
 WORLD = ("train",)
 """Stages that have ranks, agents and nodes."""
 
+WORLDS = ("restored", "fewer", "hot")
+"""What goes on when a part of it is lost: all of it from a commit, those who are left from a
+commit, or those who are left without a restart."""
+
 SERVERS = "servers"
 """Of the stores and of their keys."""
 LINKS = "links"

@@ -75,6 +75,8 @@ class Site:
     workspace: Workspace
     up: Up
     servers: dict[str, Server] = field(default_factory=dict)
+    world: str = "restored"
+    """One of `WORLDS`."""
     has_links: bool = False
     """Whether its nodes have network namespaces of their own."""
 
@@ -226,7 +228,9 @@ def can_have_links() -> bool:
 
 
 @contextlib.contextmanager
-def open_site(home: Path, train: dict[str, Any], *, with_servers: bool) -> Iterator[Site]:
+def open_site(
+    home: Path, train: dict[str, Any], *, world: str = "restored", with_servers: bool
+) -> Iterator[Site]:
     """A site in `home`; everything of it ends with the block."""
     with contextlib.ExitStack() as stack:
         regions: dict[str, Any] = PARAMS["regions"]
@@ -249,7 +253,8 @@ def open_site(home: Path, train: dict[str, Any], *, with_servers: bool) -> Itera
         process = start_up(workspace)
         prefect, mlflow = read_urls(process)
         api = PrefectApi(f"{prefect}/api", "toy")
-        site = Site(workspace, Up(workspace, process, api, prefect, mlflow), servers, has_links)
+        up = Up(workspace, process, api, prefect, mlflow)
+        site = Site(workspace, up, servers, world, has_links)
         try:
             yield site
         finally:

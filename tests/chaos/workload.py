@@ -1,7 +1,8 @@
 """The toy of the chaos runs: its model counts how often it was given each sample.
 
 The counts are a buffer, summed over the workers in each step. So they go back with the parameters
-when a world is restored, and the weights file says what all committed steps have seen.
+when a world is restored, and the weights file says what all committed steps have seen. Each sample
+also has parameters of its own, which end up different where a step missed it or was given it twice.
 """
 
 import csv
@@ -28,7 +29,7 @@ def records(source: Path) -> Iterator[Record]:
             yield Record({"number": int(number), "a": float(a), "b": float(b)}, jurisdiction)
 
 
-def model(hidden: int = 16, count: int = 900) -> "nn.Module":
+def model(hidden: int = 16, count: int = 900, dropout: float = 0.1) -> "nn.Module":
     import torch
     from torch import distributed, nn
 
@@ -36,18 +37,21 @@ def model(hidden: int = 16, count: int = 900) -> "nn.Module":
         def __init__(self) -> None:
             super().__init__()
             self.layers = nn.Sequential(
-                nn.Linear(2, hidden), nn.Tanh(), nn.Dropout(0.1), nn.Linear(hidden, 2)
+                nn.Linear(2, hidden), nn.Tanh(), nn.Dropout(dropout), nn.Linear(hidden, 2)
             )
+            self.own = nn.Embedding(count, 2)
+            nn.init.zeros_(self.own.weight)
             self.seen: Tensor
             self.register_buffer("seen", torch.zeros(count, dtype=torch.int64))
 
         def forward(self, inputs: "Tensor") -> "Tensor":
+            numbers = inputs[:, 0].long()
             if self.training:
-                given = torch.bincount(inputs[:, 0].long(), minlength=count)
+                given = torch.bincount(numbers, minlength=count)
                 if distributed.is_initialized():
                     distributed.all_reduce(given)
                 self.seen += given
-            result: Tensor = self.layers(inputs[:, 1:])
+            result: Tensor = self.layers(inputs[:, 1:]) + self.own(numbers)
             return result
 
     return Counting()
