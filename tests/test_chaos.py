@@ -3,8 +3,10 @@
 `make chaos` draws such runs by a seed: docs/chaos.md.
 """
 
+import copy
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.numpy import load, save
@@ -12,7 +14,7 @@ from safetensors.numpy import load, save
 from tests.chaos.plan import KINDS, LINKS, SERVERS, Fault, draw_faults
 from tests.chaos.runs import BATCH, STEPS, TRAIN, run_once, run_undisturbed
 from tests.chaos.site import open_site
-from tests.chaos.verdict import check_samples
+from tests.chaos.verdict import TOLERANCE, Undisturbed, check_samples, find_difference
 from tests.flows.convoy_up import await_nobody
 
 KIND = {kind.name: kind for kind in KINDS}
@@ -61,6 +63,40 @@ def test_a_run_with_all_of_them_ends_as_if_nothing_had_happened(tmp_path: Path) 
     counts["seen"][0] += 1
     with pytest.raises(AssertionError):
         check_samples(save(counts), STEPS * BATCH)
+
+
+def learn(learner: Any, num_steps: int, parts: list[list[int]]) -> Undisturbed:
+    """What is left after steps of these samples, cut among some workers."""
+    import torch
+    from safetensors.torch import save as save_tensors
+
+    from tests.chaos.workload import collate, loss
+
+    optimizer = torch.optim.SGD(learner.parameters(), lr=0.05)  # as of the last steps
+    for _ in range(num_steps):
+        for part in parts:
+            records = [{"number": i, "a": i * 7 % 11 / 11, "b": i * 5 % 13 / 13} for i in part]
+            inputs, target = collate(records)
+            (loss(learner(inputs), target) * len(part) / BATCH).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return Undisturbed(save_tensors(learner.state_dict()), b"step,loss,lr\n1,0.5,0.05\n", b"")
+
+
+def test_a_sample_that_one_step_missed_is_no_rounding() -> None:
+    from tests.chaos.workload import model
+
+    whole = list(range(BATCH))
+    learner = model(count=BATCH, dropout=0.0)
+    twin = copy.deepcopy(learner)
+    learn(learner, 99, [whole])
+    before_the_last = copy.deepcopy(learner)
+    undisturbed = learn(learner, 1, [whole])
+    assert 0 < find_difference(learn(twin, 100, [whole[:16], whole[16:]]), undisturbed) < TOLERANCE
+    for missed in whole:
+        others = [i for i in whole if i != missed]
+        result = learn(copy.deepcopy(before_the_last), 1, [others])
+        assert find_difference(result, undisturbed) > TOLERANCE
 
 
 def test_a_seed_draws_the_same_faults_again() -> None:

@@ -19,7 +19,7 @@ from tests.flows.prefect_api import wait_until
 
 WEIGHTS = "artifacts/train/model.safetensors"
 _SETTLE_SECONDS = 90.0
-TOLERANCE = 1e-4
+TOLERANCE = 1e-5
 """Of a parameter and of a loss, where other numbers of workers have added up the same samples."""
 _ENDED = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 
