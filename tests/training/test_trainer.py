@@ -64,26 +64,36 @@ def make_spec(
 
 def run(work: Workspace, *, stop_after: int | None = None, **train: Any) -> list[dict[str, float]]:
     """Train in this process; the steps that it logged. It may be ended soon after a step."""
-    from torch.optim.optimizer import register_optimizer_step_post_hook
+    from torch.optim.optimizer import (
+        register_optimizer_step_post_hook,
+        register_optimizer_step_pre_hook,
+    )
 
     from training.trainer import train as train_here
 
     spec = make_spec(work, **train)
     path = spec.run_directory / STEPS_FILE
     before = path.read_text().splitlines() if path.exists() else []
-    num_steps = 0
+    num_steps = depth = 0
+
+    def begin(*_: Any) -> None:
+        nonlocal depth
+        depth += 1
 
     def stop(*_: Any) -> None:
-        nonlocal num_steps
-        num_steps += 1
+        nonlocal num_steps, depth
+        depth -= 1
+        # torch calls the hooks for an optimizer's base class too, once that has been made as such.
+        num_steps += not depth
         if stop_after is not None and num_steps > stop_after:
             raise Stopped
 
-    stopping = register_optimizer_step_post_hook(stop)
+    hooks = register_optimizer_step_pre_hook(begin), register_optimizer_step_post_hook(stop)
     try:
         train_here(spec, load_workload(spec.workload, work.path))
     finally:
-        stopping.remove()
+        for hook in hooks:
+            hook.remove()
     # No two lines are the same: they say how long a step took.
     return [json.loads(line) for line in path.read_text().splitlines() if line not in before]
 
