@@ -29,7 +29,8 @@ from training.phases import PHASES
 PAIRS, WINDOW_SECONDS = 24, 1.5
 ROUNDS, BLOCK_STEPS = 40, 20
 LIMIT = 1.01
-_SETTLE_STEPS = 100
+_SETTLE_STEPS = 600
+"""MLflow, which is loaded beside the first ones, is there by then."""
 _HIDDEN = 50_000
 """A step of the toy workload takes some ten milliseconds with it, as the main job's does."""
 

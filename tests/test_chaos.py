@@ -77,7 +77,7 @@ def learn(learner: Any, num_steps: int, parts: list[list[int]]) -> Undisturbed:
         for part in parts:
             records = [{"number": i, "a": i * 7 % 11 / 11, "b": i * 5 % 13 / 13} for i in part]
             inputs, target = collate(records)
-            (loss(learner(inputs), target) * len(part) / BATCH).backward()
+            torch.autograd.backward(loss(learner(inputs), target) * len(part) / BATCH)
         optimizer.step()
         optimizer.zero_grad()
     return Undisturbed(save_tensors(learner.state_dict()), b"step,loss,lr\n1,0.5,0.05\n", b"")

@@ -1,10 +1,12 @@
 """torchrun's agent for one node of one world, in this process, its workers forked from it."""
 
 import os
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
-from torch.distributed.elastic.agent.server.api import WorkerSpec
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 from torch.distributed.elastic.rendezvous import (
@@ -17,7 +19,8 @@ from training.node import WorldEnd, WorldOrder
 from training.process import PARENT_VARIABLE
 from training.rank import run_rank
 
-_MONITOR_SECONDS = 0.05
+_LOOK_SECONDS = 1.0
+"""After which the agent looks at its workers where none of them has ended."""
 _SHUTDOWN_SECONDS = 5
 """After which workers that were told to end are killed."""
 
@@ -63,6 +66,20 @@ class AppointedRendezvous(RendezvousHandler):
         return True
 
 
+class _PromptAgent(LocalElasticAgent):
+    """Wakes when a worker ends, where torchrun's own looks many times a second."""
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        processes = _list_processes(self)
+        if all(one.exitcode is None for one in processes):
+            # A worker that is done says so in its queue, and waits until that is read.
+            context: Any = self._pcontext
+            done = [queue._reader for queue in context._ret_vals.values()]
+            wait([*(one.sentinel for one in processes), *done], _LOOK_SECONDS)
+        result: RunResult = super()._monitor_workers(worker_group)
+        return result
+
+
 def run_agent(order: WorldOrder) -> WorldEnd:
     """Run this node's workers to their end.
 
@@ -70,7 +87,7 @@ def run_agent(order: WorldOrder) -> WorldEnd:
     have ended, which may be a peer of the one that was killed.
     """
     os.environ[PARENT_VARIABLE] = str(os.getpid())  # for the workers
-    agent = LocalElasticAgent(
+    agent = _PromptAgent(
         WorkerSpec(
             role="worker",
             local_world_size=order.workers_per_node,
@@ -78,7 +95,7 @@ def run_agent(order: WorldOrder) -> WorldEnd:
             args=(order.worker, order.spec),
             rdzv_handler=AppointedRendezvous(order),
             max_restarts=0,
-            monitor_interval=_MONITOR_SECONDS,
+            monitor_interval=0.001,  # it waits by itself
             local_addr=order.address,
         ),
         logs_specs=DefaultLogsSpecs(log_dir=order.log_directory, redirects=Std.ALL),
@@ -93,12 +110,15 @@ def run_agent(order: WorldOrder) -> WorldEnd:
 
 
 def _read_exit_codes(agent: LocalElasticAgent) -> dict[int, int]:
-    # Private in torch 2.13: nothing public knows more than the first failure.
-    context: Any = agent._pcontext
     workers = agent._worker_group.workers
-    processes = context._pc.processes
     return {
         worker.global_rank: process.exitcode
-        for worker, process in zip(workers, processes, strict=True)
+        for worker, process in zip(workers, _list_processes(agent), strict=True)
         if process.exitcode
     }
+
+
+def _list_processes(agent: LocalElasticAgent) -> list[BaseProcess]:
+    # Private in torch 2.13: nothing public knows more than the first failure.
+    context: Any = agent._pcontext
+    return list(context._pc.processes)

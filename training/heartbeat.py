@@ -118,13 +118,20 @@ class Heartbeat:
 def read_beats(directory: Path) -> list[Beat]:
     """Of every rank of the present world that has come so far, by rank."""
     beats = []
-    for path in sorted((directory / "progress").glob("rank-*[0-9]")):
+    folder = str(directory / "progress")
+    # Read several times a second beside the training: pathlib takes three times as long.
+    names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+    for name in names:
+        rank_text = name.removeprefix("rank-")
+        if not rank_text.isdecimal():
+            continue
         try:
-            content = _LAYOUT.unpack(path.read_bytes())
+            with open(f"{folder}/{name}", "rb", buffering=0) as file:
+                content = _LAYOUT.unpack(file.read())
         except FileNotFoundError:  # cleared meanwhile
             continue
         pid, first, step, phase, changed, seconds, num_void, *by_phase = content
-        rank = int(path.name.removeprefix("rank-"))
+        rank = int(rank_text)
         spent = tuple(by_phase)
         place = _PHASES[phase]
         beats.append(Beat(rank, pid, first, step, place, changed, seconds, spent, num_void))

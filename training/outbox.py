@@ -24,6 +24,8 @@ _MAX_METRICS = 1000
 """In one request, by MLflow's own limit."""
 _FLUSH_SECONDS = 30.0
 _INTERRUPTED_SECONDS = 3.0
+_GATHER_SECONDS = 5.0
+"""In which more may come, before what is there is sent: a call costs far more than a line does."""
 _PAUSES_SECONDS = (0.5, 1.0, 2.0, 5.0)
 
 Entry = dict[str, Any]
@@ -231,6 +233,7 @@ class MetricLogger:
         pauses = _pauses()
         while True:
             self._noted.wait()
+            self._closing.wait(_GATHER_SECONDS)
             self._noted.clear()
             closing = self._closing.is_set()
             try:

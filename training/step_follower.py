@@ -32,6 +32,9 @@ class StepFollower:
 
     def _read(self) -> list[dict[str, float]]:
         try:
+            status = os.stat(self._path)
+            if (status.st_ino, status.st_size) == (self._inode, self._offset):
+                return []
             with self._path.open("rb") as file:
                 status = os.fstat(file.fileno())
                 if status.st_ino != self._inode or status.st_size < self._offset:

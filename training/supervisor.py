@@ -25,7 +25,9 @@ from training.step_follower import OnStep, StepFollower
 from training.stragglers import Straggler, StragglerWatch
 from training.world import World, explain_end, log_directory
 
-_POLL_SECONDS = 0.1
+_POLL_SECONDS = 0.25
+"""What nodes say is heard at once; this is how often the ranks' beats are looked at."""
+_HOT_POLL_SECONDS = 0.1
 _PEERS_SECONDS = 1.0
 """In which those that lost a peer leave their word, before they are ended."""
 _ANSWER_SECONDS = 10.0
@@ -165,7 +167,7 @@ class _Supervision:
             self._network,
             self._meeting,
             self._steps,
-            self._poll,
+            lambda: self._poll(_HOT_POLL_SECONDS),
             self._admit,
         ).run()
 
@@ -198,10 +200,10 @@ class _Supervision:
                 return number, fitting
         return 0, None
 
-    def _poll(self) -> list[NodeEvent]:
+    def _poll(self, seconds: float = _POLL_SECONDS) -> list[NodeEvent]:
         if self._simulation:
             self._simulation.act()
-        return self._cluster.poll(_POLL_SECONDS)
+        return self._cluster.poll(seconds)
 
     def _find_ready(self) -> list[int]:
         """Nodes that have no world, and answer over the network."""
