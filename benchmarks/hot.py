@@ -85,7 +85,7 @@ def _follow(run: Path, before: Mapping[int, Beat], victim: int) -> _Loss:
     voids = {rank: before[rank].num_void for rank in survivors}
     step = min(before[rank].step for rank in survivors)
     os.kill(before[victim].pid, signal.SIGKILL)
-    last = time.monotonic()
+    killed = last = time.monotonic()
     pauses, joined = {False: 0.0, True: 0.0}, False
     join_step = None
     deadline = last + 60
@@ -96,7 +96,9 @@ def _follow(run: Path, before: Mapping[int, Beat], victim: int) -> _Loss:
         now_step = min(beats[rank].step for rank in survivors)
         if now_step > step:
             now = time.monotonic()
-            pauses[joined] = max(pauses[joined], now - last)
+            # Where the newcomer is there before the next step, the pause is the kill's all the same.
+            is_its = joined and last > killed
+            pauses[is_its] = max(pauses[is_its], now - last)
             last, step = now, now_step
             if joined:
                 join_step = join_step or step
