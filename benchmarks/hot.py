@@ -96,7 +96,7 @@ def _follow(run: Path, before: Mapping[int, Beat], victim: int) -> _Loss:
         now_step = min(beats[rank].step for rank in survivors)
         if now_step > step:
             now = time.monotonic()
-            # Where the newcomer is there before the next step, the pause is the kill's all the same.
+            # Where the newcomer is there before the next step, it still is the pause of the kill.
             is_its = joined and last > killed
             pauses[is_its] = max(pauses[is_its], now - last)
             last, step = now, now_step
