@@ -119,7 +119,7 @@ def read_beats(directory: Path) -> list[Beat]:
     """Of every rank of the present world that has come so far, by rank."""
     beats = []
     folder = str(directory / "progress")
-    # Read several times a second beside the training: pathlib takes three times as long.
+    # Read several times a second beside the training: pathlib makes an object for each name.
     names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
     for name in names:
         rank_text = name.removeprefix("rank-")
